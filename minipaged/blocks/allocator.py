@@ -1,0 +1,90 @@
+"""The allocator: one pool of physical blocks, a free list, a reference count for each block (paper, sections 4.3, 4.4).
+
+    block        0    1    2    3    4    5
+    ref_count    1    0    3    0    0    1          free list (next one first): 1  3  4
+
+A block is either on the free list (count 0) or named by as many block tables as its count says. Nothing else is known
+here: not which sequence holds a block, nor what is in it. There is one allocator for each pool (device, host).
+
+The same operations give the same block numbers, in every process: several ranks and a replayed trace depend on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from minipaged.errors import DoubleFree, InvalidParameter, InvariantBroken, OutOfBlocks
+
+
+class BlockAllocator:
+    """Hands out the blocks 0 … num_blocks - 1. `free_order` is the free list at the start (tests shuffle it)."""
+
+    def __init__(self, num_blocks: int, pool: str = "device", free_order: Iterable[int] | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.pool = pool
+        self._ref_counts = [0] * num_blocks
+        self._free = deque(range(num_blocks) if free_order is None else free_order)
+        if sorted(self._free) != list(range(num_blocks)):
+            raise InvalidParameter("free_order", list(self._free), f"each of the {num_blocks} block numbers once")
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def ref_counts(self) -> tuple[int, ...]:
+        """The reference count of every block, by block number."""
+        return tuple(self._ref_counts)
+
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
+
+    def allocate(self, count: int = 1) -> list[int]:
+        """Take `count` free blocks, each with one reference: all of them, or (OutOfBlocks) none."""
+        self.require(count)
+        blocks = [self._free.popleft() for _ in range(count)]
+        for block in blocks:
+            self._ref_counts[block] = 1
+        return blocks
+
+    def require(self, count: int) -> None:
+        """Raise OutOfBlocks unless that many blocks are free."""
+        if count > self.num_free:
+            raise OutOfBlocks(
+                f"{count} blocks asked for, {self.num_free} of the {self.num_blocks} {self.pool} blocks are free"
+            )
+
+    def share(self, block: int) -> None:
+        """One more table names this block."""
+        if self._ref_counts[block] == 0:
+            raise DoubleFree(f"{self.pool} block {block} is free, so nothing can share it")
+        self._ref_counts[block] += 1
+
+    def free(self, block: int) -> bool:
+        """One table less names this block. True where that was the last one and the block is free again."""
+        if self._ref_counts[block] == 0:
+            raise DoubleFree(f"{self.pool} block {block} is free already")
+        self._ref_counts[block] -= 1
+        if self._ref_counts[block] > 0:
+            return False
+        self._free.append(block)
+        return True
+
+    def check(self, references: Iterable[int]) -> None:
+        """The conservation law. `references` lists every block-table entry that names a block of this pool."""
+        counted = Counter(references)
+        for block, count in enumerate(self._ref_counts):
+            if count != counted[block]:
+                raise InvariantBroken(
+                    f"{self.pool} block {block}: reference count {count} != {counted[block]} entries that name it"
+                )
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise InvariantBroken(f"{self.pool}: {len(self._free)} entries on the free list != {len(free)} distinct")
+        referenced = {block for block, count in enumerate(self._ref_counts) if count > 0}
+        if free & referenced or len(free) + len(referenced) != self.num_blocks:
+            raise InvariantBroken(
+                f"{self.pool}: free {len(free)} + referenced {len(referenced)} != all {self.num_blocks}, "
+                f"or blocks {sorted(free & referenced)} are both"
+            )

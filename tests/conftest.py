@@ -1,0 +1,32 @@
+"""Shared settings: how many examples property tests draw, and where the real model lives."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Shared machines stall for seconds at times: no deadline, and no judgement of how long drawing an example took.
+_PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("default", max_examples=100, derandomize=True, **_PATIENT)
+settings.register_profile("all", max_examples=2000, **_PATIENT)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the slow tests, and thousands of property examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "default")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    skip = pytest.mark.skip(reason="slow: runs with --all (make test-all)")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)

@@ -1,0 +1,76 @@
+"""A sequence group: all the sequences of one request, scheduled, preempted and resumed together (paper, section 4.5).
+
+The state belongs to the group, since its sequences share blocks and must come and go together:
+
+                    admitted                    every sequence ended
+         waiting ─────────────▶ running ──────────────────────────────▶ finished
+            ▲                    │   ▲
+            └──── recompute ─────┤   │  swap in                (abort and errors lead to finished from anywhere)
+                        swap out ▼   │
+                               swapped
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from minipaged.errors import IllegalTransition
+from minipaged.scheduling.sequence import Sequence
+from minipaged.step import SamplingRules
+
+
+class GroupState(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
+    GroupState.WAITING: frozenset({GroupState.RUNNING, GroupState.FINISHED}),
+    GroupState.RUNNING: frozenset({GroupState.WAITING, GroupState.SWAPPED, GroupState.FINISHED}),
+    GroupState.SWAPPED: frozenset({GroupState.RUNNING, GroupState.WAITING, GroupState.FINISHED}),
+    GroupState.FINISHED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """What the scheduler must know of a request's sampling to write it into the plan."""
+
+    rules: SamplingRules = SamplingRules()
+    needs_logprob: bool = False
+    num_prompt_logprobs: int | None = None  # None: the prompt is not scored
+
+
+class SequenceGroup:
+    """One request. `number` is its place in the order of arrival: lower is served first and preempted last."""
+
+    def __init__(
+        self, request_id: str, number: int, sequences: list[Sequence], sampling: SamplingRequest | None = None
+    ) -> None:
+        self.request_id = request_id
+        self.number = number
+        self.sequences = sequences
+        self.sampling = sampling or SamplingRequest()
+        self.num_scored = 1  # prompt positions whose log-probability is known; nothing comes before the first
+        self.state = GroupState.WAITING
+
+    @property
+    def live(self) -> list[Sequence]:
+        """The sequences that have not finished; the others hold no block and are counted nowhere."""
+        return [seq for seq in self.sequences if seq.finish_reason is None]
+
+    @property
+    def is_prefill(self) -> bool:
+        return any(seq.is_prefill for seq in self.live)
+
+    def move_to(self, state: GroupState) -> None:
+        """Change the state; raises IllegalTransition where no arrow of the picture above leads there."""
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransition(f"request {self.request_id}: no way from {self.state.value} to {state.value}")
+        self.state = state
+
+    def __repr__(self) -> str:
+        return f"SequenceGroup({self.request_id}: {self.state.value}, {self.sequences})"

@@ -1,0 +1,80 @@
+"""From "these sequences run, with so many tokens each" to the StepPlan that says it in plain integers.
+
+This is where a running sequence's blocks are taken, and where it is decided which rows sample: those whose chunk
+reaches the end of the sequence, since only the last token's logits speak about a token that is not there yet.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minipaged.blocks.manager import BlockManager
+from minipaged.scheduling.group import SequenceGroup
+from minipaged.scheduling.sequence import Sequence
+from minipaged.step import Sample, SamplingWork, ScorePrompt, SequenceWork, StepPlan
+
+
+class Share(NamedTuple):
+    """A sequence's part of the step: its next `num_tokens` uncomputed tokens."""
+
+    group: SequenceGroup
+    seq: Sequence
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """How many of the sequence's tokens are in the cache after this step."""
+        return self.seq.num_computed + self.num_tokens
+
+
+class PlanBuilder:
+    """Collects shares into a plan, reserving their blocks as they come."""
+
+    def __init__(self, step: int, blocks: BlockManager) -> None:
+        self.shares: list[Share] = []
+        self.num_tokens = 0
+        self._step = step
+        self._blocks = blocks
+        self._work: list[SequenceWork] = []
+        self._sampling: list[SamplingWork] = []
+        self._copies: list[tuple[int, int]] = []
+
+    def add(self, share: Share) -> None:
+        """Reserve the blocks of one share and write its row; the caller has made sure that they are there."""
+        group, seq, num_tokens = share
+        self._copies += self._blocks.grow(seq.seq_id, share.end)
+        table = self._blocks.table(seq.seq_id)
+        row = len(self._work)
+        self._work.append(
+            SequenceWork(
+                seq.seq_id,
+                seq.token_ids(seq.num_computed, share.end),
+                seq.num_computed,
+                table.physical_blocks,
+                table.version,
+            )
+        )
+        if group.sampling.num_prompt_logprobs is not None:
+            self._score_prompt(row, share)
+        if share.end == seq.num_tokens:
+            self._sample(row, group, seq)
+        self.shares.append(share)
+        self.num_tokens += num_tokens
+
+    def build(self) -> StepPlan:
+        return StepPlan(self._step, tuple(self._work), tuple(self._sampling), copies=tuple(self._copies))
+
+    def _sample(self, row: int, group: SequenceGroup, seq: Sequence) -> None:
+        rules, needs_logprob = group.sampling.rules, group.sampling.needs_logprob
+        histories = (seq.prompt_token_ids, seq.output_token_ids) if rules.reads_history else ((), ())
+        draws = ((seq.seed, seq.num_output_tokens),)
+        self._sampling.append(Sample(row, draws, rules, needs_logprob, *histories))
+
+    def _score_prompt(self, row: int, share: Share) -> None:
+        """Score the prompt tokens that follow the fed ones, each once: a recompute feeds them again, in silence."""
+        group, seq, _ = share
+        begin = max(seq.num_computed + 1, group.num_scored)
+        targets = seq.token_ids(begin, min(share.end + 1, seq.num_prompt_tokens))
+        if targets:
+            first = begin - 1 - seq.num_computed
+            self._sampling.append(ScorePrompt(row, targets, group.sampling.num_prompt_logprobs, first))

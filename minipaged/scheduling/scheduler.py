@@ -1,0 +1,231 @@
+"""The scheduler: who runs this step, first come, first served (paper, section 4.5).
+
+A step, in order:
+
+    1. running groups    each keeps its place if the blocks suffice; else the latest arrival is preempted, until
+                         the rest fits. Then decodes get their token each, and unfinished prefills what the budget
+                         has left.
+    2. waiting groups    are admitted in order of arrival, while blocks, budget and max_num_seqs allow. Not in a
+                         step that preempted: whoever lost its blocks a moment ago would take them back from those
+                         who need them.
+
+One rule serves all (see sequence.py): a share of a step is some uncomputed tokens of a sequence. Decode, prefill, a
+chunk of a prefill and a recompute are that same share.
+
+Everything is decided before anything is reserved, so that a victim never has reserved blocks in the step that puts it
+out.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from minipaged.blocks.block_table import blocks_for
+from minipaged.blocks.manager import BlockManager
+from minipaged.config import SchedulerConfig
+from minipaged.errors import InvariantBroken
+from minipaged.scheduling.group import GroupState, SequenceGroup
+from minipaged.scheduling.plan_builder import PlanBuilder, Share
+from minipaged.scheduling.preemption import PreemptionPolicy, PreemptLatest
+from minipaged.scheduling.sequence import Sequence
+from minipaged.step import Snapshot, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The plan for the worker, and what the engine needs beside it."""
+
+    plan: StepPlan
+    shares: tuple[Share, ...]  # one for each row of plan.work
+    preempted: tuple[SequenceGroup, ...] = ()
+    outgrown: tuple[SequenceGroup, ...] = ()  # ended with "length": they need more than the whole pool
+
+
+@dataclass(slots=True)
+class _Queues:
+    """Both in order of arrival. A preempted group arrived before every group that never ran, so it comes back first."""
+
+    waiting: list[SequenceGroup] = field(default_factory=list)
+    running: list[SequenceGroup] = field(default_factory=list)
+
+    def of(self, group: SequenceGroup) -> list[SequenceGroup]:
+        return self.waiting if group.state is GroupState.WAITING else self.running
+
+    def move(self, group: SequenceGroup, state: GroupState) -> None:
+        self.of(group).remove(group)
+        group.move_to(state)
+        if state is not GroupState.FINISHED:
+            bisect.insort(self.of(group), group, key=lambda g: g.number)
+
+
+class Scheduler:
+    """Plans steps over a block manager. It moves no byte: the worker applies the plan, the engine reports back."""
+
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, policy: PreemptionPolicy | None = None) -> None:
+        self.config = config
+        self.blocks = blocks
+        self.policy = policy or PreemptLatest()
+        self.num_preemptions = 0
+        self._queues = _Queues()
+        self._groups: dict[str, SequenceGroup] = {}
+        self._step = 0
+
+    # ---------------------------------------------------------------- requests come and go
+
+    @property
+    def waiting(self) -> tuple[SequenceGroup, ...]:
+        return tuple(self._queues.waiting)
+
+    @property
+    def running(self) -> tuple[SequenceGroup, ...]:
+        return tuple(self._queues.running)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._groups)
+
+    def add(self, group: SequenceGroup) -> None:
+        self._groups[group.request_id] = group
+        bisect.insort(self._queues.waiting, group, key=lambda g: g.number)
+
+    def get(self, request_id: str) -> SequenceGroup | None:
+        """The unfinished group of that request, if there is one."""
+        return self._groups.get(request_id)
+
+    def finish(self, seq: Sequence, group: SequenceGroup, reason: str) -> None:
+        """One sequence ended: its blocks go back at once. The last one ends its group."""
+        seq.finish_reason = reason
+        self.blocks.free(seq.seq_id)
+        if not group.live:
+            self._queues.move(group, GroupState.FINISHED)
+            del self._groups[group.request_id]
+
+    def finish_group(self, group: SequenceGroup, reason: str) -> None:
+        """End whatever of the group still lives: abort, error, or no way to go on."""
+        for seq in group.live:
+            self.finish(seq, group, reason)
+
+    # ---------------------------------------------------------------- one step
+
+    def schedule(self) -> Schedule:
+        """Decide the next step and reserve its blocks. The plan's work is empty where nothing can run."""
+        self.blocks.drain_events()
+        shares, preempted = self._keep_what_fits()
+        outgrown = [group for group in preempted if group.state is GroupState.FINISHED]
+        builder = PlanBuilder(self._step, self.blocks)
+        for share in shares:
+            builder.add(share)
+        if not preempted:
+            self._admit(builder)
+        self._step += 1
+        put_back = tuple(group for group in preempted if group not in outgrown)
+        return Schedule(builder.build(), tuple(builder.shares), put_back, tuple(outgrown))
+
+    def advance(self, schedule: Schedule) -> None:
+        """The plan was applied: the KV of its tokens is in the cache now."""
+        for _, seq, num_tokens in schedule.shares:
+            if not seq.is_finished:
+                seq.num_computed += num_tokens
+
+    def _keep_what_fits(self) -> tuple[list[Share], list[SequenceGroup]]:
+        """Preempt until the running groups' shares fit into the free blocks; returns the shares and the victims."""
+        preempted: list[SequenceGroup] = []
+        while self._queues.running:
+            shares = list(self._divide(self._queues.running, self.config.max_num_batched_tokens))
+            needed = self.blocks.num_blocks_needed((share.seq.seq_id, share.end) for share in shares)
+            victim = self.policy.next_victim(self._queues.running, must=needed > self.blocks.num_free)
+            if victim is None:
+                return shares, preempted
+            self._preempt(victim)
+            preempted.append(victim)
+        return [], preempted
+
+    def _divide(self, groups: Iterable[SequenceGroup], budget: int) -> Iterator[Share]:
+        """The budget over groups in order of arrival: decodes first, since a prefill can wait and a reader cannot."""
+        for group in sorted(groups, key=lambda g: g.is_prefill):  # a stable sort: arrival stays the second key
+            for seq in group.live:
+                num_tokens = min(seq.num_uncomputed, budget)
+                if num_tokens < seq.num_uncomputed and not self.config.enable_chunked_prefill:
+                    return
+                if num_tokens > 0:
+                    budget -= num_tokens
+                    yield Share(group, seq, num_tokens)
+
+    def _preempt(self, group: SequenceGroup) -> None:
+        """Preemption by recompute: all blocks go back, and prompt and generated tokens wait to be one prefill.
+
+        A group that would not fit into the whole pool could never come back: it ends here and keeps its tokens.
+        """
+        self.num_preemptions += 1
+        for seq in group.live:
+            self.blocks.free(seq.seq_id)
+            seq.num_computed = 0
+        if self._demand(group) > self.blocks.num_blocks:
+            self.finish_group(group, "length")
+        else:
+            self._queues.move(group, GroupState.WAITING)
+
+    # ---------------------------------------------------------------- admission
+
+    def _admit(self, builder: PlanBuilder) -> None:
+        """Take waiting groups in, the first that does not fit stops all behind it.
+
+        The *whole* present demand of a group must fit, though only a chunk of it is reserved now, and one block must be
+        left for every running sequence that is about to cross a block border. Otherwise a recomputed prompt would come
+        in, be put out by its elders' next tokens, and so on for ever.
+        """
+        promised = sum(self._outstanding(group) for group in self._queues.running)
+        num_seqs = sum(len(group.live) for group in self._queues.running)
+        for group in self.waiting:
+            budget = self.config.max_num_batched_tokens - builder.num_tokens
+            num_seqs += len(group.live)
+            if num_seqs > self.config.max_num_seqs or promised + self._demand(group) > self.blocks.num_free:
+                return
+            shares = list(self._divide([group], budget))
+            if not shares:
+                return
+            self._queues.move(group, GroupState.RUNNING)
+            for share in shares:
+                builder.add(share)
+            promised += self._outstanding(group)
+
+    def _demand(self, group: SequenceGroup) -> int:
+        """The blocks that a group without any needs for all its present tokens."""
+        return sum(blocks_for(seq.num_tokens, self.blocks.block_size) for seq in group.live)
+
+    def _outstanding(self, group: SequenceGroup) -> int:
+        """The blocks that a running group lacks to hold its present tokens and the next one."""
+        return self.blocks.num_blocks_needed((seq.seq_id, seq.num_tokens + 1) for seq in group.live)
+
+    # ---------------------------------------------------------------- for viewers and tests
+
+    def snapshot(self, schedule: Schedule) -> Snapshot:
+        """The moment after the plan was made."""
+        return Snapshot(
+            step=schedule.plan.step,
+            block_size=self.blocks.block_size,
+            tables={seq_id: table.entries() for seq_id, table in self.blocks.tables().items()},
+            ref_counts=self.blocks.allocator.ref_counts,
+            groups={name: tuple(seq.seq_id for seq in group.live) for name, group in self._groups.items()},
+            waiting=tuple(group.request_id for group in self._queues.waiting),
+            running=tuple(group.request_id for group in self._queues.running),
+            swapped=(),
+            preempted=tuple(group.request_id for group in schedule.preempted),
+            events=tuple(self.blocks.events),
+        )
+
+    def check(self) -> None:
+        """Each request in exactly one queue, in order; blocks exactly where they belong; the manager's own laws."""
+        queued = self._queues.waiting + self._queues.running
+        if sorted(map(id, queued)) != sorted(map(id, self._groups.values())):
+            raise InvariantBroken(f"{len(queued)} groups in the queues != {len(self._groups)} unfinished requests")
+        for queue in (self._queues.waiting, self._queues.running):
+            if [g.number for g in queue] != sorted(g.number for g in queue):
+                raise InvariantBroken(f"a queue is not in order of arrival: {[g.number for g in queue]}")
+        expected = {seq.seq_id for group in self._queues.running for seq in group.live}
+        tables = set(self.blocks.tables())
+        if not tables <= expected:
+            raise InvariantBroken(f"sequences {sorted(tables - expected)} have blocks and do not run")
+        self.blocks.check()

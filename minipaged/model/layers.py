@@ -1,0 +1,59 @@
+"""The layers with weights: embedding, linear, RMSNorm. They know nothing of sequences, only of a list of T tokens.
+
+Weights are allocated empty and filled once, by `load_weights`; drawing them at random first, as `torch.nn.Linear` does,
+would only cost a user time. Each parameter is laid out and named as the checkpoint's tensor is.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
+    """Memory for weights that are still to come."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+class Embedding(nn.Module):
+    """Token ids `[T]` to vectors `[T, hidden_size]`."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.weight = empty_parameter(vocab_size, hidden_size, dtype=dtype, device=device)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids, self.weight)
+
+
+class Linear(nn.Module):
+    """`x @ weight.T + bias`: `[T, in_features]` to `[T, out_features]`."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.weight = empty_parameter(out_features, in_features, dtype=dtype, device=device)
+        self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """Scale every vector of `[T, hidden_size]` to a root mean square of 1, then by the weight.
+
+    The mean is taken in float32 at least; the result is cast back *before* the weight is applied, as in transformers,
+    which in half precision is another number than casting afterwards.
+    """
+
+    def __init__(self, hidden_size: int, eps: float, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.weight = empty_parameter(hidden_size, dtype=dtype, device=device)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normed = F.rms_norm(wide, wide.shape[-1:], eps=self.eps)
+        return normed.to(x.dtype) * self.weight

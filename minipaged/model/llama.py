@@ -1,0 +1,162 @@
+"""Llama on a ragged batch: everything is per token, except attention, which reads the past through block tables.
+
+    token ids ─ embedding ─▶ hidden ─▶ [ decoder layer ] × N ─▶ norm ─▶ hidden ─▶ (rows that sample) ─▶ logits
+
+    decoder layer:  hidden + attention(norm(hidden))        attention: write this step's keys and values into the pool,
+                    hidden + mlp(norm(hidden))              then let each token read its own sequence's
+
+Modules and parameters carry the checkpoint's names (`model.layers.0.self_attn.q_proj.weight`), so that loading is a
+lookup. The query, key and value projections stay three matrices, and gate and up two: fused, they gained nothing on a
+CPU, and the MLP even lost, since each half of a fused result is a strided view.
+
+Letters: T tokens of the step, R rows that sample, E hidden_size, H heads, K KV heads, D head_dim, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minipaged.config import ModelConfig
+from minipaged.model.attention import AttentionBackend
+from minipaged.model.batch import RaggedBatch
+from minipaged.model.kv_layer import KVLayer
+from minipaged.model.layers import Embedding, Linear, RMSNorm
+from minipaged.model.rope import compute_cos_sin, compute_inv_freq, rotate
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention: H / K query heads share each of the K key and value heads."""
+
+    def __init__(
+        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.backend = backend
+        self.head_dim = config.head_dim
+        query_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        linear = partial(Linear, bias=config.attention_bias, dtype=dtype, device=device)
+        self.q_proj = linear(config.hidden_size, query_size)
+        self.k_proj = linear(config.hidden_size, kv_size)
+        self.v_proj = linear(config.hidden_size, kv_size)
+        self.o_proj = linear(query_size, config.hidden_size)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: KVLayer,
+        slots: torch.Tensor,
+        metadata: Any,
+    ) -> torch.Tensor:
+        query = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, H, D]
+        key = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
+        value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
+        # Written before anything is read: a chunk's tokens see each other, and one row may read what another writes.
+        kv.write(rotate(key, cos, sin), value, slots)
+        attended = self.backend.forward(rotate(query, cos, sin), kv, metadata)  # [T, H, D]
+        return self.o_proj(attended.flatten(1))  # [T, E]
+
+
+class LlamaMLP(nn.Module):
+    """SwiGLU: one projection decides how much of the other passes."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        linear = partial(Linear, bias=config.mlp_bias, dtype=dtype, device=device)
+        self.gate_proj = linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # [T, E]
+
+
+class LlamaDecoderLayer(nn.Module):
+    """One layer; all layers are the same program with other weights and another KV layer."""
+
+    def __init__(
+        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.input_layernorm = norm()
+        self.self_attn = LlamaAttention(config, backend, dtype, device)
+        self.post_attention_layernorm = norm()
+        self.mlp = LlamaMLP(config, dtype, device)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: KVLayer,
+        slots: torch.Tensor,
+        metadata: Any,
+    ) -> torch.Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, kv, slots, metadata)  # [T, E]
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # [T, E]
+
+
+class LlamaModel(nn.Module):
+    """Embedding, decoder layers, final norm: what checkpoints keep under `model.`."""
+
+    def __init__(
+        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.backend = backend
+        self.dtype = dtype
+        self.inv_freq = compute_inv_freq(config.rope, config.head_dim).to(device)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
+        layers = (LlamaDecoderLayer(config, backend, dtype, device) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+
+    def forward(self, batch: RaggedBatch, kv: list[KVLayer]) -> torch.Tensor:
+        metadata = self.backend.prepare(batch)
+        cos, sin = compute_cos_sin(batch.positions, self.inv_freq, self.dtype)  # [T, 1, D/2] each
+        hidden = self.embed_tokens(batch.token_ids)  # [T, E]
+        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            hidden = layer(hidden, cos, sin, layer_kv, batch.slots, metadata)
+        return self.norm(hidden)
+
+
+class Llama(nn.Module):
+    """The whole model. Its weights are undefined until `load_weights` has filled them.
+
+    Args:
+        config: the model's shape.
+        backend: how attention reads the paged KV (`make_backend`).
+        dtype: float16, bfloat16, float32 or float64.
+        device: where the weights are, and the batches and KV layers must be.
+    """
+
+    def __init__(
+        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.model = LlamaModel(config, backend, dtype, device)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, batch: RaggedBatch, kv: list[KVLayer]) -> torch.Tensor:
+        """Run the batch's tokens through all layers and write their keys and values into `kv`, one entry a layer.
+
+        Returns the final hidden state of every token, `[T, E]`. Most tokens of a prefill need no logits: choose the
+        rows that do, and give those to `compute_logits`.
+        """
+        return self.model(batch, kv)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of every vocabulary entry as the next token: `[R, E]` to `[R, V]`, in float32 at least."""
+        logits = self.lm_head(hidden)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,66 @@
+"""Rotary position embedding: a position becomes a rotation of each query and key.
+
+Element i and element i + D/2 of a head form a plane; the token at position p turns by the angle p * inv_freq[i] in it.
+So the product of a query and a key depends on how far apart they stand, and a key can be cached already turned.
+
+The angles are computed for the positions of the step, once for all layers. `inv_freq` is computed in float32, as
+transformers does, and promoted afterwards: in float64 the angles would otherwise be other ones.
+
+Letters: T tokens, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from minipaged.config import RopeConfig
+from minipaged.errors import UnsupportedModel
+
+
+def compute_inv_freq(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """The angle by which each plane turns from one position to the next, float32 `[D/2]` on the CPU."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    inv_freq = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return inv_freq
+    if rope.kind == "linear":
+        return inv_freq / rope.factor
+    if rope.kind == "llama3":
+        return _stretch_llama3(inv_freq, rope)
+    raise UnsupportedModel("rope type", rope.kind, "default, linear and llama3 are supported")
+
+
+def _stretch_llama3(inv_freq: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """Slow planes are stretched by `factor`, fast ones stay as they are, those between are blended."""
+    wavelengths = 2 * math.pi / inv_freq  # [D/2] in tokens
+    turns = rope.original_max_position / wavelengths  # [D/2] full turns within the original context
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0, 1)  # 0: stretched, 1: untouched
+    return (1 - blend) * inv_freq / rope.factor + blend * inv_freq
+
+
+def compute_cos_sin(
+    positions: torch.Tensor, inv_freq: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of every angle of the step.
+
+    Args:
+        positions: `[T]` integers.
+        inv_freq: `[D/2]` from `compute_inv_freq`.
+        dtype: the model's; the results are in it, but float32 at least.
+
+    Returns:
+        Two tensors `[T, 1, D/2]`: the same angles for every head.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    angles = positions.to(wide)[:, None] * inv_freq.to(wide)  # [T, D/2]
+    return angles.cos()[:, None], angles.sin()[:, None]
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each head of `x` `[T, H, D]` by its token's angles. Computed in the precision of `cos`, returned in x's."""
+    first, second = x.chunk(2, dim=-1)  # [T, H, D/2] each: the two coordinates of every plane
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)  # [T, H, D]
+    return turned.to(x.dtype)

@@ -1,0 +1,47 @@
+"""Fill a model with a checkpoint's tensors, and notice every way in which the two do not fit.
+
+A config that contradicts its weights is the commonest broken checkpoint, and a parameter that stays unfilled shows only
+as nonsense on the screen. So every parameter must be filled exactly once, by a tensor of its own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from minipaged.errors import BrokenCheckpoint
+from minipaged.model.llama import Llama
+
+
+def load_weights(model: Llama, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Copy each named tensor into its parameter, cast to the model's dtype on the way.
+
+    The tensors are taken one at a time and none is kept: with a memory-mapped checkpoint the weights exist once.
+
+    Raises:
+        BrokenCheckpoint: a tensor has another shape than the config gives it, is not in the model, comes twice, or is
+            missing. The message names the tensor.
+    """
+    parameters = dict(model.named_parameters())  # a tied head is not in it: it is the embedding
+    missing = dict.fromkeys(parameters)
+    for name, tensor in weights:
+        if _is_derived(name, model):
+            continue
+        if name not in parameters:
+            raise BrokenCheckpoint("tensor", name, "the config describes a model without it")
+        if name not in missing:
+            raise BrokenCheckpoint("tensor", name, "it is in the weights twice")
+        expected = tuple(parameters[name].shape)
+        if tuple(tensor.shape) != expected:
+            raise BrokenCheckpoint(f"shape of {name}", tuple(tensor.shape), f"the config makes it {expected}")
+        with torch.no_grad():
+            parameters[name].copy_(tensor)
+        del missing[name]
+    if missing:
+        raise BrokenCheckpoint("missing tensors", list(missing), "the config asks for them, the weights lack them")
+
+
+def _is_derived(name: str, model: Llama) -> bool:
+    """Whether some checkpoints store this tensor although it follows from the config or from another tensor."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and model.config.tie_word_embeddings)

@@ -1,0 +1,45 @@
+"""RMSNorm's precision and order, and the dtype of logits."""
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from minipaged.model.layers import RMSNorm
+from tests.tiny_llama import PagedPool, tiny_llama
+
+
+def norms(dtype):
+    torch.manual_seed(0)
+    ours, theirs = RMSNorm(64, 1e-5, dtype, "cpu"), LlamaRMSNorm(64, 1e-5).to(dtype)
+    weight = 1 + torch.randn(64, dtype=dtype)
+    ours.weight.copy_(weight)
+    theirs.weight.data.copy_(weight)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rms_norm_casts_back_before_the_weight_as_transformers_does(dtype):
+    ours, theirs = norms(dtype)
+    x = torch.randn(50, 64).to(dtype)
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_rms_norm_keeps_float64():
+    ours, _ = norms(torch.float64)
+    x = torch.randn(50, 64, dtype=torch.float64)
+    exact = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * ours.weight
+    assert (ours(x) - exact).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize(
+    "dtype, logits_dtype",
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_logits_are_float32_at_least_and_float64_stays(dtype, logits_dtype):
+    pool = PagedPool(tiny_llama().model(dtype=dtype), block_size=4)
+    assert pool.feed({0: [1, 2, 3]})[0].dtype == logits_dtype

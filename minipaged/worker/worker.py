@@ -1,0 +1,93 @@
+"""The worker: applies a plan and decides nothing (paper, section 4.6).
+
+    plan ──▶ moves between blocks ──▶ ragged batch ──▶ model ──▶ logits of the rows that sample ──▶ draws ──▶ result
+
+It holds the weights and the KV pool. It knows no request, no queue and no free block: a plan names rows, blocks and
+slots.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from minipaged.engine_args import EngineArgs
+from minipaged.errors import InvalidParameter
+from minipaged.loading import find_model, read_model_config, read_weights
+from minipaged.model.attention import make_backend
+from minipaged.model.batch import RaggedBatch
+from minipaged.model.llama import Llama
+from minipaged.model.weights import load_weights
+from minipaged.step import SequenceWork, StepPlan, StepResult
+from minipaged.worker.answers import answer_plan
+from minipaged.worker.device import resolve_device, resolve_dtype
+from minipaged.worker.kv_cache import KVCache, bytes_per_block
+from minipaged.worker.pool_size import num_device_blocks
+
+
+class Worker:
+    """One rank: the model's weights, its share of the KV pool, and the sampler.
+
+    Construction finds the model and settles device, dtype and lengths, and so is quick to refuse; `load` reads the
+    weights and allocates the pool.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        self.args = args
+        self.path = find_model(args.model)
+        self.tokenizer_source = self._find_tokenizer()
+        self.config = read_model_config(self.path)
+        self.device = resolve_device(args.device)
+        self.dtype = resolve_dtype(args.dtype, self.config)
+        self.max_model_len = self._max_model_len()
+        self.backend = make_backend(args.attention_backend)
+
+    @torch.inference_mode()
+    def load(self, max_num_batched_tokens: int) -> None:
+        """Read the weights, then give the pool what memory is left for it."""
+        self.model = Llama(self.config, self.backend, self.dtype, self.device)
+        load_weights(self.model, read_weights(self.path))
+        block_bytes = bytes_per_block(self.config, self.args.block_size, self.dtype)
+        num_blocks = num_device_blocks(
+            self.args, block_bytes, self.max_model_len, self.device, lambda: self._run_largest(max_num_batched_tokens)
+        )
+        self.cache = self._make_cache(num_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.cache.num_blocks
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Apply one plan. The order is the contract's: moves first, then the model, which writes before it reads."""
+        self.cache.copy_blocks(plan.copies)
+        batch = RaggedBatch.build(plan.work, self.args.block_size, self.device)
+        hidden = self.model(batch, self.cache.layers)  # [T, E]
+        return answer_plan(plan, hidden, self.model.compute_logits)
+
+    def _find_tokenizer(self) -> Any:
+        """The model's directory unless the user says otherwise: another one, a hub id, or a ready tokenizer."""
+        asked = self.args.tokenizer
+        if asked is None:
+            return self.path
+        return find_model(asked) if isinstance(asked, (str, os.PathLike)) else asked
+
+    def _max_model_len(self) -> int:
+        asked, limit = self.args.max_model_len, self.config.max_position
+        if asked is not None and asked > limit:
+            raise InvalidParameter("max_model_len", asked, f"the model's positions end at {limit}")
+        return asked or limit
+
+    def _make_cache(self, num_blocks: int) -> KVCache:
+        return KVCache(self.config, num_blocks, self.args.block_size, self.dtype, self.device)
+
+    def _run_largest(self, num_tokens: int) -> None:
+        """The step that needs the most memory: every token of the budget in one prompt, on a pool just for it."""
+        num_tokens = min(num_tokens, self.max_model_len)
+        num_blocks = -(-num_tokens // self.args.block_size)
+        work = SequenceWork(0, (0,) * num_tokens, 0, tuple(range(num_blocks)), 0)
+        batch = RaggedBatch.build([work], self.args.block_size, self.device)
+        hidden = self.model(batch, self._make_cache(num_blocks).layers)
+        self.model.compute_logits(hidden[-self.args.max_num_seqs :])

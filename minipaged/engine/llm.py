@@ -1,0 +1,115 @@
+"""`LLM`: vLLM's offline face. A list of prompts goes in, a list of outputs comes out, in the same order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from minipaged.engine.interrupt import deferred_interrupt
+from minipaged.engine.llm_engine import LLMEngine, OnStep
+from minipaged.engine.progress import GenerationProgress
+from minipaged.engine.prompts import Prompt, as_prompt_list
+from minipaged.engine_args import EngineArgs
+from minipaged.errors import InvalidInput, InvalidParameter, InvalidPrompt
+from minipaged.outputs import RequestOutput
+from minipaged.sampling_params import SamplingParams
+from minipaged.text.chat_template import encode_chat
+from minipaged.text.tokenizer import load_tokenizer
+from minipaged.worker.worker import Worker
+
+
+class LLM:
+    """A model, ready to generate. Arguments are those of EngineArgs; `on_step` is called in each step (LLMEngine).
+
+    from minipaged import LLM, SamplingParams
+    llm = LLM()
+    [output] = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))
+    print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: Any = None, *, on_step: OnStep | None = None, **engine_args: Any) -> None:
+        args = EngineArgs(model=model, **engine_args)
+        worker = Worker(args)
+        tokenizer = None
+        if not args.skip_tokenizer_init:
+            tokenizer = load_tokenizer(worker.tokenizer_source)
+        worker.load(args.scheduler_config(worker.max_model_len).max_num_batched_tokens)
+        self.llm_engine = LLMEngine(args, worker, tokenizer, on_step=on_step)
+        self._numbers = itertools.count()
+
+    def describe(self) -> str:
+        """The model, where it runs, and the pool, in one line."""
+        worker = self.llm_engine.worker
+        dtype = str(worker.dtype).removeprefix("torch.")
+        return (
+            f"{worker.path.name} on {worker.device} in {dtype}, {worker.backend.name} attention, "
+            f"{worker.num_blocks} KV blocks of {worker.cache.block_size} tokens "
+            f"({worker.cache.num_bytes / 2**20:,.0f} MiB)"
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt or many; one SamplingParams for all, or one each.
+
+        Every prompt is checked before any is queued. `use_tqdm` (vLLM's name) allows a progress bar on stderr, which
+        shows on a terminal and only when the work takes long. Ctrl-C ends this call's requests between two steps,
+        then raises.
+        """
+        listed = as_prompt_list(prompts)
+        params = _one_each(sampling_params, len(listed))
+        for i, (prompt, wishes) in enumerate(zip(listed, params, strict=True)):
+            try:
+                self.llm_engine.validate(prompt, wishes)
+            except InvalidInput as error:
+                if len(listed) > 1:
+                    error.args = (f"prompt {i} of {len(listed)}: {error}",)
+                raise
+        names = [f"generate-{next(self._numbers)}" for _ in listed]
+        for name, prompt, wishes in zip(names, listed, params, strict=True):
+            self.llm_engine.add_request(name, prompt, wishes)
+        return self._run(names, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, a list of {"role", "content"} messages, or a list of conversations."""
+        tokenizer = self.llm_engine.tokenizer
+        if tokenizer is None:
+            raise InvalidParameter("skip_tokenizer_init", True, "chat needs a tokenizer")
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise InvalidPrompt("messages", messages, "must be a conversation or a list of them")
+        conversations = [messages] if isinstance(messages[0], dict) else messages
+        prompts = [{"prompt_token_ids": encode_chat(tokenizer, conversation)} for conversation in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def _run(self, names: list[str], show_progress: bool) -> list[RequestOutput]:
+        """Step until every one of `names` has ended. Whatever goes wrong, none of them stays behind."""
+        engine, done = self.llm_engine, dict.fromkeys(names)
+        try:
+            with deferred_interrupt() as interrupt, GenerationProgress(len(names), show_progress) as progress:
+                while any(output is None for output in done.values()):
+                    interrupt.check()
+                    outputs = engine.step()
+                    done.update((out.request_id, out) for out in outputs if out.finished and out.request_id in done)
+                    progress.update(outputs)
+        finally:
+            engine.abort_request(names)
+        return list(done.values())
+
+
+def _one_each(params: Any, count: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if not isinstance(params, (list, tuple)):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidParameter("sampling_params", params, f"must be one, or as many as there are prompts ({count})")
+    return list(params)

@@ -1,0 +1,190 @@
+"""The engine: plan, apply, update. Requests come at any time, and each step brings some of them forward.
+
+add_request ──▶ waiting ──▶ ┌────────────── step() ──────────────┐ ──▶ outputs
+                            │ plan    scheduler: who, and where  │
+                            │ apply   worker:    compute         │
+                            │ update  tokens, text, ends         │
+                            └────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from minipaged.blocks.manager import BlockManager
+from minipaged.config import ModelConfig
+from minipaged.engine.intake import Intake
+from minipaged.engine.prompts import PromptLimits
+from minipaged.engine.request import Request
+from minipaged.engine_args import EngineArgs
+from minipaged.errors import InvalidParameter
+from minipaged.outputs import RequestOutput
+from minipaged.sampling_params import SamplingParams
+from minipaged.scheduling.preemption import PreemptionPolicy
+from minipaged.scheduling.scheduler import Schedule, Scheduler
+from minipaged.scheduling.sequence import Sequence
+from minipaged.step import Draw, ScorePrompt, Snapshot, StepPlan, StepResult
+from minipaged.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("minipaged")
+
+OnStep = Callable[[StepPlan, StepResult, Snapshot], None]
+
+
+class PlanWorker(Protocol):
+    """What the engine needs of whoever applies its plans: a real model, or a test's stand-in."""
+
+    config: ModelConfig
+    max_model_len: int
+    num_blocks: int
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+class LLMEngine:
+    """Serves requests, step by step, over one worker.
+
+    on_step(plan, result, snapshot) is called in each step, after the plan was applied and before anything is counted.
+    Should it raise, nothing is lost: the next step computes the same tokens again. `free_order` is the order in which
+    the pool's blocks are handed out first (None: by number).
+    """
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        worker: PlanWorker,
+        tokenizer: Tokenizer | None = None,
+        policy: PreemptionPolicy | None = None,
+        on_step: OnStep | None = None,
+        free_order: Iterable[int] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.tokenizer = tokenizer
+        self.on_step = on_step
+        self.blocks = BlockManager(worker.num_blocks, args.block_size, free_order)
+        self.scheduler = Scheduler(args.scheduler_config(worker.max_model_len), self.blocks, policy)
+        limits = PromptLimits(worker.config.vocab_size, worker.max_model_len, worker.num_blocks, args.block_size)
+        self._intake = Intake(tokenizer, limits, worker.config.eos_token_ids, args.seed)
+        self._requests: dict[str, Request] = {}  # the unfinished ones
+        self._to_report: dict[str, Request] = {}  # those with something new, in the order it came
+        self._numbers = itertools.count()
+
+    # ---------------------------------------------------------------- requests come and go
+
+    def validate(self, prompt: Any, params: SamplingParams) -> None:
+        """Raises what add_request would raise for this prompt and these parameters; adds nothing."""
+        self._intake.make_request("", 0, prompt, params)
+
+    def add_request(self, request_id: str, prompt: Any, params: SamplingParams) -> None:
+        """Queue a request. What can never run is refused here, with the reason."""
+        if not isinstance(request_id, str) or request_id in self._requests:
+            raise InvalidParameter("request_id", request_id, "must be a string that no unfinished request has")
+        request = self._intake.make_request(request_id, next(self._numbers), prompt, params)
+        self._requests[request_id] = request
+        self.scheduler.add(request.group)
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End requests wherever they are. Their blocks are free at once; the next step reports them with "abort".
+
+        An id that is unknown or finished is no error: it may have finished a moment ago.
+        """
+        for name in [request_id] if isinstance(request_id, str) else list(request_id):
+            if name in self._requests:
+                self._end(self._requests[name], "abort")
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would report anything more."""
+        return bool(self._requests or self._to_report)
+
+    # ---------------------------------------------------------------- one step
+
+    def step(self) -> list[RequestOutput]:
+        """Bring requests one step forward. Returns those with something new; each reports its end exactly once."""
+        schedule = self._plan()
+        snapshot = self.scheduler.snapshot(schedule) if self.on_step else None
+        result = None
+        with self._ending_requests_on_error(schedule):
+            result = self.worker.execute(schedule.plan) if schedule.plan.work else StepResult(())
+        if result is not None:
+            if self.on_step and snapshot:
+                self.on_step(schedule.plan, result, snapshot)
+            with self._ending_requests_on_error(schedule):
+                self._update(schedule, result)
+        return self._report()
+
+    def _plan(self) -> Schedule:
+        schedule = self.scheduler.schedule()
+        now = time.perf_counter()
+        for group in schedule.outgrown:
+            self._end(self._requests[group.request_id], "length")
+        for group in schedule.preempted:
+            self._requests[group.request_id].metrics.num_preemptions += 1
+        for group, _, _ in schedule.shares:
+            metrics = self._requests[group.request_id].metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+        return schedule
+
+    def _update(self, schedule: Schedule, result: StepResult) -> None:
+        """Results go back: computed counts advance, tokens are appended, ended sequences free their blocks."""
+        self.scheduler.advance(schedule)
+        for entry, rows in zip(schedule.plan.sampling, result.rows, strict=True):
+            group, seq, _ = schedule.shares[entry.row]
+            request = self._requests.get(group.request_id)
+            if request is None or seq.is_finished:  # aborted while the step ran
+                continue
+            if isinstance(entry, ScorePrompt):
+                request.add_prompt_scores(rows)
+            else:
+                self._append(request, seq, rows[0])
+
+    def _append(self, request: Request, seq: Sequence, draw: Draw) -> None:
+        seq.append(draw.token_id)
+        answer = request.answers[request.group.sequences.index(seq)]
+        answer.append(draw)
+        if request.metrics.first_token_time is None:
+            request.metrics.first_token_time = time.perf_counter()
+        if answer.finish_reason is not None:
+            self.scheduler.finish(seq, request.group, answer.finish_reason)
+            self._forget_if_finished(request)
+        self._to_report[request.request_id] = request
+
+    # ---------------------------------------------------------------- ends
+
+    def _end(self, request: Request, reason: str, error: BaseException | None = None) -> None:
+        """End a request from outside; whatever it has is kept, and reported by the next report."""
+        self.scheduler.finish_group(request.group, reason)
+        request.end(reason, error)
+        self._forget_if_finished(request)
+        self._to_report[request.request_id] = request
+
+    def _forget_if_finished(self, request: Request) -> None:
+        if not request.group.live:
+            request.metrics.finished_time = time.perf_counter()
+            del self._requests[request.request_id]
+
+    @contextmanager
+    def _ending_requests_on_error(self, schedule: Schedule) -> Iterator[None]:
+        """What raises inside a step ends the requests of that step with "error" and the cause; the engine goes on.
+
+        Their blocks may be half written, so there is no going on for them. An interrupt is not swallowed.
+        """
+        try:
+            yield
+        except BaseException as cause:
+            for request_id in dict.fromkeys(group.request_id for group, _, _ in schedule.shares):
+                if request_id in self._requests:
+                    self._end(self._requests[request_id], "error", cause)
+            if not isinstance(cause, Exception):
+                raise
+            logger.exception("a step failed; its requests have ended with an error")
+
+    def _report(self) -> list[RequestOutput]:
+        outputs = [request.output() for request in self._to_report.values()]
+        self._to_report.clear()
+        return outputs

@@ -1,0 +1,96 @@
+"""What a user may pass as a prompt, checked and turned into token ids before anything is scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, NamedTuple, TypedDict
+
+from minipaged.blocks.block_table import blocks_for
+from minipaged.errors import InvalidPrompt
+from minipaged.text.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | TextPrompt | TokensPrompt
+
+_ALLOWED = 'a string, {"prompt": string} or {"prompt_token_ids": list of token ids}'
+
+
+class PromptLimits(NamedTuple):
+    """What a prompt must keep within."""
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+
+class ParsedPrompt(NamedTuple):
+    text: str | None  # None where the user gave token ids
+    token_ids: tuple[int, ...]
+
+
+def parse_prompt(prompt: Any, tokenizer: Tokenizer | None, limits: PromptLimits) -> ParsedPrompt:
+    """The prompt as token ids. Raises InvalidPrompt: of no known form, empty, too long, or with a foreign id."""
+    text, token_ids = _read(prompt, tokenizer)
+    if not token_ids:
+        raise InvalidPrompt("prompt", prompt, "must have at least one token")
+    for token_id in token_ids:
+        if not 0 <= token_id < limits.vocab_size:
+            raise InvalidPrompt("prompt_token_ids", token_id, f"must be from 0 to {limits.vocab_size - 1}")
+    if len(token_ids) >= limits.max_model_len:
+        raise InvalidPrompt(
+            "prompt",
+            prompt,
+            f"has {len(token_ids)} tokens; at most {limits.max_model_len - 1} leave room for an answer "
+            f"(max_model_len is {limits.max_model_len})",
+        )
+    needed = blocks_for(len(token_ids), limits.block_size)
+    if needed > limits.num_blocks:
+        raise InvalidPrompt(
+            "prompt",
+            prompt,
+            f"needs {needed} KV blocks of {limits.block_size} tokens; the pool has {limits.num_blocks}",
+        )
+    return ParsedPrompt(text, token_ids)
+
+
+def as_prompt_list(prompts: Any) -> list[Any]:
+    """One prompt or a list of them, as a list. A list of integers is taken for what it is: a mistake, named."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    if not isinstance(prompts, (list, tuple)):
+        raise InvalidPrompt("prompts", prompts, f"must be {_ALLOWED}, or a list of such")
+    return list(prompts)
+
+
+def _read(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, tuple[int, ...]]:
+    if isinstance(prompt, dict):
+        known = prompt.keys() & {"prompt", "prompt_token_ids"}
+        if len(known) != 1 or len(prompt) != 1:
+            raise InvalidPrompt("prompt", prompt, f"must be {_ALLOWED}")
+        if "prompt_token_ids" in prompt:
+            return None, _read_token_ids(prompt["prompt_token_ids"])
+        prompt = prompt["prompt"]
+    if not isinstance(prompt, str):
+        raise InvalidPrompt("prompt", prompt, f"must be {_ALLOWED}")
+    if tokenizer is None:
+        raise InvalidPrompt("prompt", prompt, "must be token ids: the engine has no tokenizer (skip_tokenizer_init)")
+    return prompt, tuple(tokenizer.encode(prompt))
+
+
+def _read_token_ids(token_ids: Any) -> tuple[int, ...]:
+    listed = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids  # arrays and tensors of one dimension
+    if not isinstance(listed, (list, tuple)) or not all(
+        isinstance(token_id, Integral) and not isinstance(token_id, bool) for token_id in listed
+    ):
+        raise InvalidPrompt("prompt_token_ids", token_ids, "must be a list of integers")
+    return tuple(int(token_id) for token_id in listed)

@@ -1,0 +1,181 @@
+"""The chat over a shadow worker and the default model's tokenizer: nonsense answers, real conversations."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+
+import pytest
+from rich.console import Console
+
+from minipaged.chat.__main__ import converse, main
+from minipaged.chat.commands import COMMANDS, Quit, run_command
+from minipaged.chat.session import ChatSession
+from minipaged.engine.conversation import Conversation
+from minipaged.engine.llm_engine import LLMEngine
+from minipaged.engine_args import EngineArgs
+from minipaged.errors import InvalidInput
+from minipaged.loading import find_model
+from minipaged.sampling_params import SamplingParams
+from minipaged.text.tokenizer import load_tokenizer
+from tests.shadow_worker import ShadowWorker
+
+pytestmark = pytest.mark.real_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(find_model())
+
+
+@pytest.fixture
+def session(tokenizer):
+    return make_session(tokenizer)
+
+
+def make_session(tokenizer, max_model_len=200, max_tokens=12, num_blocks=60):
+    worker = ShadowWorker(num_blocks, 4, vocab_size=tokenizer.vocab_size, max_model_len=max_model_len)
+    engine = LLMEngine(EngineArgs(block_size=4), worker, tokenizer)
+    out, notes = (Console(file=io.StringIO(), width=300) for _ in range(2))
+    return ChatSession(engine, SamplingParams(max_tokens=max_tokens, seed=1), None, out, notes)
+
+
+def said(session):
+    return session.notes.file.getvalue()
+
+
+def prompts_of(session):
+    """Spy on the engine: the token ids of each prompt that is asked, in order."""
+    prompts = []
+    add = session.engine.add_request
+
+    def spy(request_id, prompt, params):
+        prompts.append(prompt["prompt_token_ids"])
+        add(request_id, prompt, params)
+
+    session.engine.add_request = spy
+    return prompts
+
+
+def test_what_streams_is_the_answer_s_text(session):
+    session.answer("Hello")
+    assert session.out.file.getvalue() == session.last.outputs[0].text + "\n"
+    assert "(cut after 12 tokens" in said(session)
+
+
+def test_each_turn_continues_the_tokens_of_the_last_one_exactly(session):
+    prompts = prompts_of(session)
+    session.answer("Hello")
+    for message in ("And then?", "Why?"):
+        before = prompts[-1] + session.last.outputs[0].token_ids
+        session.answer(message)
+        assert prompts[-1][: len(before)] == before
+        added = session.engine.tokenizer.decode(prompts[-1][len(before) :], skip_special_tokens=False)
+        assert added == f"<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_conversation_that_outgrows_the_context_forgets_its_oldest_exchanges_and_says_so(tokenizer):
+    session = make_session(tokenizer, max_model_len=80, max_tokens=10)
+    for message in ("first question", "second question", "third question"):
+        session.answer(message)
+    assert "outgrew the context of 80 tokens: its oldest 1 exchange(s) are forgotten" in said(session)
+    assert session.conversation.messages[0]["content"] == "second question"
+
+
+def test_a_message_too_long_for_the_context_is_refused_and_the_conversation_goes_on(session):
+    session.answer("Hello")
+    before = list(session.conversation.messages)
+    with pytest.raises(InvalidInput, match=r"room for an answer of 12 tokens in the context of 200"):
+        session.answer("word " * 300)
+    assert session.conversation.messages == before
+    session.answer("Hello again")
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(session):
+    execute, steps = session.engine.worker.execute, []
+
+    def interrupted(plan):
+        steps.append(plan.step)
+        if len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return execute(plan)
+
+    session.engine.worker.execute = interrupted
+    session.answer("Hello")
+    assert session.last.outputs[0].finish_reason == "abort"
+    assert len(session.last.outputs[0].token_ids) == 5
+    assert session.conversation.messages[-1] == {"role": "assistant", "content": session.last.outputs[0].text}
+    assert "(stopped)" in said(session)
+    assert session.engine.blocks.num_free == session.engine.blocks.num_blocks
+    session.engine.worker.execute = execute
+    session.answer("Go on")
+    assert session.last.outputs[0].finish_reason == "length"
+
+
+def test_a_failed_step_is_said_and_the_message_is_forgotten(session):
+    session.engine.worker.execute = lambda plan: (_ for _ in ()).throw(RuntimeError("no memory"))
+    session.answer("Hello")
+    assert "the step failed: RuntimeError('no memory')" in said(session)
+    assert session.conversation.messages == []
+
+
+def test_commands_change_what_they_say(session):
+    session.answer("Hello")
+    run_command(session, "/stats")
+    assert "answer 12 tokens" in said(session)
+    assert "KV blocks in use 11 of 60; filled 42 of 44 slots (95%)" in said(session)
+    run_command(session, "/temperature 0.25")
+    assert session.params.temperature == 0.25
+    run_command(session, "/system Be brief.")
+    assert (session.conversation.system, session.conversation.messages) == ("Be brief.", [])
+    prompts = prompts_of(session)
+    session.answer("Hello")
+    assert "system\nBe brief.<|im_end|>" in session.engine.tokenizer.decode(prompts[0], skip_special_tokens=False)
+    run_command(session, "/reset")
+    assert (session.conversation.system, session.conversation.messages) == ("Be brief.", [])
+    run_command(session, "/help")
+    assert all(f"/{name}" in said(session) for name in COMMANDS)
+    with pytest.raises(Quit):
+        run_command(session, "/quit")
+
+
+@pytest.mark.parametrize("line", ["/temperature hot", "/temperature -1", "/temperature nan", "/nonsense"])
+def test_a_mistake_in_a_command_is_explained_and_changes_nothing(session, line):
+    before = session.params
+    with pytest.raises(InvalidInput):
+        run_command(session, line)
+    assert session.params == before
+
+
+def test_lines_from_a_pipe_are_messages_and_commands_until_quit(session, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n\n/temperature x\n/quit\nnever read\n"))
+    converse(session)
+    assert [m["role"] for m in session.conversation.messages] == ["user", "assistant"]
+    assert "temperature = 'x'" in said(session)
+
+
+def test_the_end_of_a_pipe_ends_the_chat(session, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
+    converse(session)
+    assert len(session.conversation.messages) == 2
+
+
+def test_a_wrong_argument_is_explained_without_a_traceback(capsys):
+    assert main(["--model", "/no/such/place"]) == 2
+    assert "model = '/no/such/place'" in capsys.readouterr().err
+    assert main(["--temperature", "-1"]) == 2
+    assert "temperature = -1.0" in capsys.readouterr().err
+
+
+def test_a_conversation_encoded_turn_by_turn_reads_as_the_template_writes_it(tokenizer):
+    conversation = Conversation(tokenizer, max_model_len=500, room=50, system="Be brief.")
+    conversation.ask("One?")
+    answer = tokenizer.encode("1.", add_special_tokens=False) + [tokenizer.eos_token_id]
+    conversation.answered("1.", answer)
+    turn = conversation.ask("Two?")
+    assert tokenizer.decode(turn.token_ids, skip_special_tokens=False) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne?<|im_end|>\n"
+        "<|im_start|>assistant\n1.<|im_end|>\n"
+        "<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\n"
+    )

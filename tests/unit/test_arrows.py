@@ -1,0 +1,68 @@
+"""The rooms and their arrows, held against the imports that the code really has.
+
+programs, show ──▶ engine ──▶ scheduling ──▶ blocks          plain data (config, step, …) lies under all
+                      ├─────▶ decoding
+                      ├─────▶ text
+                      └─────▶ worker ──▶ model, loading
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "minipaged"
+PLAIN_DATA = {"config", "checks", "engine_args", "errors", "outputs", "sampling_params", "step"}
+ARROWS = {
+    "blocks": set(),
+    "scheduling": {"blocks"},
+    "decoding": set(),
+    "text": set(),
+    "loading": set(),
+    "model": set(),
+    "worker": {"model", "loading"},
+    "engine": {"scheduling", "blocks", "decoding", "text", "worker"},
+    "chat": {"engine", "text"},
+}
+WITHOUT_TORCH = {"blocks", "scheduling", "decoding", "text"} | PLAIN_DATA
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported_modules(file: Path) -> set[str]:
+    """Absolute names of all modules that a file imports, wherever in it."""
+    package = ["minipaged", *file.relative_to(PACKAGE).parent.parts]
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {module} | {f"{module}.{alias.name}" for alias in node.names if module == "minipaged"}
+    return names
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_a_file_imports_only_where_an_arrow_leads(file):
+    room = room_of(file)
+    if room == "__init__":
+        return
+    modules = (
+        "minipaged.scheduling.scheduler, minipaged.blocks.manager, minipaged.decoding.stopping, "
+        "minipaged.text.detokenizer, minipaged.sampling_params"
+    )
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_a_file_is_short_enough_to_read_in_one_go(file):
+    assert len(file.read_text().splitlines()) <= 300

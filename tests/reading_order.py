@@ -18,6 +18,7 @@ CORE = {
     "scheduling/sequence.py": "tokens, and how many of them are computed: the one rule",
     "scheduling/group.py": "a request's sequences and its states",
     "scheduling/preemption.py": "who must go",
+    "scheduling/share.py": "a step's tokens, divided over sequences",
     "scheduling/scheduler.py": "who runs this step",
     "scheduling/plan_builder.py": "the step as plain integers",
     "model/batch.py": "the plan as a ragged batch of tensors",

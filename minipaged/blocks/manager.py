@@ -95,10 +95,14 @@ class BlockManager:
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """The child shares every block of the parent: one more reference each, and no new block."""
-        table = self._tables[child_id] = self.table(parent_id).fork()
-        for block in table.physical_blocks:
-            self.allocator.share(block)
-        self.events.append(BlockEvent("fork", child_id, table.physical_blocks))
+        self._share_all(child_id, self.table(parent_id).fork())
+
+    def share_prefix(self, parent_id: int, child_id: int, num_blocks: int) -> None:
+        """A new table for the child: the first blocks of the parent, all of them full."""
+        table = BlockTable(self.block_size, self._versions)
+        table.append(list(self.table(parent_id).physical_blocks[:num_blocks]))
+        table.fill(num_blocks * self.block_size)
+        self._share_all(child_id, table)
 
     def free(self, seq_id: int) -> None:
         """Drop the sequence's table; blocks that nobody else names are free again. No table is no error."""
@@ -111,6 +115,12 @@ class BlockManager:
         """What has happened since the last call, in order."""
         events, self.events = tuple(self.events), []
         return events
+
+    def _share_all(self, seq_id: int, table: BlockTable) -> None:
+        self._tables[seq_id] = table
+        for block in table.physical_blocks:
+            self.allocator.share(block)
+        self.events.append(BlockEvent("fork", seq_id, table.physical_blocks))
 
     def check(self) -> None:
         """The conservation law over the pool and all tables."""

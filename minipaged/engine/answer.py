@@ -21,13 +21,11 @@ class Answer:
 
     def __init__(
         self,
-        index: int,
         params: SamplingParams,
         limits: StopLimits,
         prompt_token_ids: tuple[int, ...],
         tokenizer: Tokenizer | None,
     ) -> None:
-        self.index = index
         self.token_ids: list[int] = []
         self.text = ""
         self.cumulative_logprob = 0.0
@@ -65,11 +63,11 @@ class Answer:
         if self.finish_reason is None:
             self._end(reason, None)
 
-    def output(self) -> CompletionOutput:
-        """The answer so far, as a value of its own."""
+    def output(self, index: int) -> CompletionOutput:
+        """The answer so far, as a value of its own. `index` is its place among the request's outputs."""
         wants_logprobs = self._params.logprobs is not None
         return CompletionOutput(
-            self.index,
+            index,
             self.text,
             list(self.token_ids),
             self.cumulative_logprob if wants_logprobs else None,

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from minipaged.blocks.manager import BlockManager
 from minipaged.config import ModelConfig
 from minipaged.engine.intake import Intake
-from minipaged.engine.prompts import PromptLimits
+from minipaged.engine.prompts import RequestLimits
 from minipaged.engine.request import Request
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidParameter
@@ -68,23 +68,26 @@ class LLMEngine:
         self.on_step = on_step
         self.blocks = BlockManager(worker.num_blocks, args.block_size, free_order)
         self.scheduler = Scheduler(args.scheduler_config(worker.max_model_len), self.blocks, policy)
-        limits = PromptLimits(worker.config.vocab_size, worker.max_model_len, worker.num_blocks, args.block_size)
+        limits = RequestLimits(
+            worker.config.vocab_size, worker.max_model_len, args.max_num_seqs, worker.num_blocks, args.block_size
+        )
         self._intake = Intake(tokenizer, limits, worker.config.eos_token_ids, args.seed)
         self._requests: dict[str, Request] = {}  # the unfinished ones
         self._to_report: dict[str, Request] = {}  # those with something new, in the order it came
         self._numbers = itertools.count()
+        self._seq_ids = itertools.count()
 
     # ---------------------------------------------------------------- requests come and go
 
     def validate(self, prompt: Any, params: SamplingParams) -> None:
         """Raises what add_request would raise for this prompt and these parameters; adds nothing."""
-        self._intake.make_request("", 0, prompt, params)
+        self._intake.make_request("", 0, 0, prompt, params)
 
     def add_request(self, request_id: str, prompt: Any, params: SamplingParams) -> None:
         """Queue a request. What can never run is refused here, with the reason."""
         if not isinstance(request_id, str) or request_id in self._requests:
             raise InvalidParameter("request_id", request_id, "must be a string that no unfinished request has")
-        request = self._intake.make_request(request_id, next(self._numbers), prompt, params)
+        request = self._intake.make_request(request_id, next(self._numbers), next(self._seq_ids), prompt, params)
         self._requests[request_id] = request
         self.scheduler.add(request.group)
 
@@ -141,17 +144,22 @@ class LLMEngine:
             if isinstance(entry, ScorePrompt):
                 request.add_prompt_scores(rows)
             else:
-                self._append(request, seq, rows[0])
+                self._append_draws(request, seq, rows)
 
-    def _append(self, request: Request, seq: Sequence, draw: Draw) -> None:
-        seq.append(draw.token_id)
-        answer = request.answers[request.group.sequences.index(seq)]
-        answer.append(draw)
+    def _append_draws(self, request: Request, seq: Sequence, draws: tuple[Draw, ...]) -> None:
+        """Several draws from one row are a group's first ones: each sample gets a sequence, forked before any ends."""
+        children = [
+            self.scheduler.fork(request.group, seq, next(self._seq_ids), seq.seed + i) for i in range(1, len(draws))
+        ]
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = time.perf_counter()
-        if answer.finish_reason is not None:
-            self.scheduler.finish(seq, request.group, answer.finish_reason)
-            self._forget_if_finished(request)
+        for member, draw in zip([seq, *children], draws, strict=True):
+            member.append(draw.token_id)
+            answer = request.answers[request.group.sequences.index(member)]
+            answer.append(draw)
+            if answer.finish_reason is not None:
+                self.scheduler.finish(member, request.group, answer.finish_reason)
+        self._forget_if_finished(request)
         self._to_report[request.request_id] = request
 
     # ---------------------------------------------------------------- ends

@@ -24,11 +24,12 @@ Prompt = str | TextPrompt | TokensPrompt
 _ALLOWED = 'a string, {"prompt": string} or {"prompt_token_ids": list of token ids}'
 
 
-class PromptLimits(NamedTuple):
-    """What a prompt must keep within."""
+class RequestLimits(NamedTuple):
+    """What a request must keep within."""
 
     vocab_size: int
     max_model_len: int
+    max_num_seqs: int
     num_blocks: int
     block_size: int
 
@@ -38,7 +39,7 @@ class ParsedPrompt(NamedTuple):
     token_ids: tuple[int, ...]
 
 
-def parse_prompt(prompt: Any, tokenizer: Tokenizer | None, limits: PromptLimits) -> ParsedPrompt:
+def parse_prompt(prompt: Any, tokenizer: Tokenizer | None, limits: RequestLimits) -> ParsedPrompt:
     """The prompt as token ids. Raises InvalidPrompt: of no known form, empty, too long, or with a foreign id."""
     text, token_ids = _read(prompt, tokenizer)
     if not token_ids:

@@ -42,6 +42,12 @@ class Request:
         for answer in self.answers:
             answer.end(reason)
 
+    def _best_answers(self) -> list[Answer]:
+        """The n that the user sees: of more samples than that the most probable ones, best first."""
+        if len(self.answers) == self.params.n:
+            return self.answers
+        return sorted(self.answers, key=lambda answer: -answer.cumulative_logprob)[: self.params.n]
+
     def output(self) -> RequestOutput:
         """What the user sees now."""
         finished = all(answer.finish_reason is not None for answer in self.answers)
@@ -49,7 +55,7 @@ class Request:
             request_id=self.request_id,
             prompt=self.prompt.text,
             prompt_token_ids=list(self.prompt.token_ids),
-            outputs=[answer.output() for answer in self.answers],
+            outputs=[answer.output(index) for index, answer in enumerate(self._best_answers())],
             finished=finished,
             metrics=self.metrics,
             sampling_params=self.params,

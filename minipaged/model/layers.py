@@ -40,8 +40,8 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) == 1 or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
             return F.linear(x, self.weight, self.bias)
-        # The same product with the weight first. For few rows the CPU's library is up to twice as fast that way: a whole
-        # decode step of 4 sequences takes 79 ms instead of 159, of 16 sequences 201 instead of 249 (two cores, AVX2).
+        # The same product with the weight first. For few rows the CPU's library is up to twice as fast that way: a
+        # decode step of 4 sequences takes 79 ms instead of 159, of 16 sequences 201 instead of 249 (2 cores, AVX2).
         x = x.contiguous()  # [T, in]
         if self.bias is None:
             return torch.mm(self.weight, x.T).T  # [T, out]

@@ -40,6 +40,8 @@ class SamplingRequest:
     """What the scheduler must know of a request's sampling to write it into the plan."""
 
     rules: SamplingRules = SamplingRules()
+    num_samples: int = 1  # drawn from the prompt's last token; each goes on as a sequence of its own
+    num_candidates: int = 0  # > 0: not drawn at all, but the best continuations of each beam (beam search)
     needs_logprob: bool = False
     num_prompt_logprobs: int | None = None  # None: the prompt is not scored
 
@@ -54,6 +56,7 @@ class SequenceGroup:
         self.number = number
         self.sequences = sequences
         self.sampling = sampling or SamplingRequest()
+        self.num_unforked = self.sampling.num_samples - 1  # how many sequences the first draw will add
         self.num_scored = 1  # prompt positions whose log-probability is known; nothing comes before the first
         self.state = GroupState.WAITING
 
@@ -61,6 +64,16 @@ class SequenceGroup:
     def live(self) -> list[Sequence]:
         """The sequences that have not finished; the others hold no block and are counted nowhere."""
         return [seq for seq in self.sequences if seq.finish_reason is None]
+
+    @property
+    def num_seqs(self) -> int:
+        """How many sequences run at the same time, those counted that the first draw will add."""
+        return len(self.live) + self.num_unforked
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Beams are compared with each other, so all of them must speak in the same step."""
+        return self.sampling.num_candidates > 0
 
     @property
     def is_prefill(self) -> bool:

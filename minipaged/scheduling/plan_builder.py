@@ -6,25 +6,12 @@ reaches the end of the sequence, since only the last token's logits speak about 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from minipaged.blocks.manager import BlockManager
 from minipaged.scheduling.group import SequenceGroup
+from minipaged.scheduling.recompute import graft_siblings
 from minipaged.scheduling.sequence import Sequence
-from minipaged.step import Sample, SamplingWork, ScorePrompt, SequenceWork, StepPlan
-
-
-class Share(NamedTuple):
-    """A sequence's part of the step: its next `num_tokens` uncomputed tokens."""
-
-    group: SequenceGroup
-    seq: Sequence
-    num_tokens: int
-
-    @property
-    def end(self) -> int:
-        """How many of the sequence's tokens are in the cache after this step."""
-        return self.seq.num_computed + self.num_tokens
+from minipaged.scheduling.share import Share
+from minipaged.step import BestCandidates, Sample, SamplingWork, ScorePrompt, SequenceWork, StepPlan
 
 
 class PlanBuilder:
@@ -40,7 +27,10 @@ class PlanBuilder:
         self._copies: list[tuple[int, int]] = []
 
     def add(self, share: Share) -> None:
-        """Reserve the blocks of one share and write its row; the caller has made sure that they are there."""
+        """Reserve the blocks of one share and write its row; the caller has made sure that they are there.
+
+        All KV of a layer is written before any is read, so siblings may take the beginning that this row computes now.
+        """
         group, seq, num_tokens = share
         self._copies += self._blocks.grow(seq.seq_id, share.end)
         table = self._blocks.table(seq.seq_id)
@@ -58,6 +48,8 @@ class PlanBuilder:
             self._score_prompt(row, share)
         if share.end == seq.num_tokens:
             self._sample(row, group, seq)
+        if len(group.sequences) > 1:
+            graft_siblings(group, seq, share.end, self._blocks)
         self.shares.append(share)
         self.num_tokens += num_tokens
 
@@ -65,10 +57,13 @@ class PlanBuilder:
         return StepPlan(self._step, tuple(self._work), tuple(self._sampling), copies=tuple(self._copies))
 
     def _sample(self, row: int, group: SequenceGroup, seq: Sequence) -> None:
-        rules, needs_logprob = group.sampling.rules, group.sampling.needs_logprob
-        histories = (seq.prompt_token_ids, seq.output_token_ids) if rules.reads_history else ((), ())
-        draws = ((seq.seed, seq.num_output_tokens),)
-        self._sampling.append(Sample(row, draws, rules, needs_logprob, *histories))
+        sampling = group.sampling
+        if sampling.num_candidates:
+            self._sampling.append(BestCandidates(row, sampling.num_candidates))
+            return
+        draws = tuple((seq.seed + i, seq.num_output_tokens) for i in range(1 + group.num_unforked))
+        histories = (seq.prompt_token_ids, seq.output_token_ids) if sampling.rules.reads_history else ((), ())
+        self._sampling.append(Sample(row, draws, sampling.rules, sampling.needs_logprob, *histories))
 
     def _score_prompt(self, row: int, share: Share) -> None:
         """Score the prompt tokens that follow the fed ones, each once: a recompute feeds them again, in silence."""

@@ -9,9 +9,6 @@ A step, in order:
                          step that preempted: whoever lost its blocks a moment ago would take them back from those
                          who need them.
 
-One rule serves all (see sequence.py): a share of a step is some uncomputed tokens of a sequence. Decode, prefill, a
-chunk of a prefill and a recompute are that same share.
-
 Everything is decided before anything is reserved, so that a victim never has reserved blocks in the step that puts it
 out.
 """
@@ -19,17 +16,18 @@ out.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from minipaged.blocks.block_table import blocks_for
 from minipaged.blocks.manager import BlockManager
 from minipaged.config import SchedulerConfig
 from minipaged.errors import InvariantBroken
 from minipaged.scheduling.group import GroupState, SequenceGroup
-from minipaged.scheduling.plan_builder import PlanBuilder, Share
+from minipaged.scheduling.plan_builder import PlanBuilder
 from minipaged.scheduling.preemption import PreemptionPolicy, PreemptLatest
+from minipaged.scheduling.recompute import demand, drop_computed
 from minipaged.scheduling.sequence import Sequence
+from minipaged.scheduling.share import Share, divide
 from minipaged.step import Snapshot, StepPlan
 
 
@@ -94,6 +92,14 @@ class Scheduler:
         """The unfinished group of that request, if there is one."""
         return self._groups.get(request_id)
 
+    def fork(self, group: SequenceGroup, parent: Sequence, seq_id: int, seed: int) -> Sequence:
+        """One more sequence in a running group, which shares all that the parent has."""
+        child = parent.fork(seq_id, seed)
+        self.blocks.fork(parent.seq_id, seq_id)
+        group.sequences.append(child)
+        group.num_unforked = max(0, group.num_unforked - 1)
+        return child
+
     def finish(self, seq: Sequence, group: SequenceGroup, reason: str) -> None:
         """One sequence ended: its blocks go back at once. The last one ends its group."""
         seq.finish_reason = reason
@@ -117,7 +123,7 @@ class Scheduler:
         builder = PlanBuilder(self._step, self.blocks)
         for share in shares:
             builder.add(share)
-        if not preempted:
+        if not preempted and self._queues.waiting:
             self._admit(builder)
         self._step += 1
         put_back = tuple(group for group in preempted if group not in outgrown)
@@ -133,7 +139,7 @@ class Scheduler:
         """Preempt until the running groups' shares fit into the free blocks; returns the shares and the victims."""
         preempted: list[SequenceGroup] = []
         while self._queues.running:
-            shares = list(self._divide(self._queues.running, self.config.max_num_batched_tokens))
+            shares = self._divide(self._queues.running, self.config.max_num_batched_tokens)
             needed = self.blocks.num_blocks_needed((share.seq.seq_id, share.end) for share in shares)
             victim = self.policy.next_victim(self._queues.running, must=needed > self.blocks.num_free)
             if victim is None:
@@ -142,16 +148,8 @@ class Scheduler:
             preempted.append(victim)
         return [], preempted
 
-    def _divide(self, groups: Iterable[SequenceGroup], budget: int) -> Iterator[Share]:
-        """The budget over groups in order of arrival: decodes first, since a prefill can wait and a reader cannot."""
-        for group in sorted(groups, key=lambda g: g.is_prefill):  # a stable sort: arrival stays the second key
-            for seq in group.live:
-                num_tokens = min(seq.num_uncomputed, budget)
-                if num_tokens < seq.num_uncomputed and not self.config.enable_chunked_prefill:
-                    return
-                if num_tokens > 0:
-                    budget -= num_tokens
-                    yield Share(group, seq, num_tokens)
+    def _divide(self, groups: Iterable[SequenceGroup], budget: int) -> list[Share]:
+        return list(divide(groups, budget, self.config.enable_chunked_prefill))
 
     def _preempt(self, group: SequenceGroup) -> None:
         """Preemption by recompute: all blocks go back, and prompt and generated tokens wait to be one prefill.
@@ -159,10 +157,8 @@ class Scheduler:
         A group that would not fit into the whole pool could never come back: it ends here and keeps its tokens.
         """
         self.num_preemptions += 1
-        for seq in group.live:
-            self.blocks.free(seq.seq_id)
-            seq.num_computed = 0
-        if self._demand(group) > self.blocks.num_blocks:
+        drop_computed(group, self.blocks)
+        if demand(group, self.blocks.block_size) > self.blocks.num_blocks:
             self.finish_group(group, "length")
         else:
             self._queues.move(group, GroupState.WAITING)
@@ -177,13 +173,13 @@ class Scheduler:
         in, be put out by its elders' next tokens, and so on for ever.
         """
         promised = sum(self._outstanding(group) for group in self._queues.running)
-        num_seqs = sum(len(group.live) for group in self._queues.running)
+        num_seqs = sum(group.num_seqs for group in self._queues.running)
         for group in self.waiting:
-            budget = self.config.max_num_batched_tokens - builder.num_tokens
-            num_seqs += len(group.live)
-            if num_seqs > self.config.max_num_seqs or promised + self._demand(group) > self.blocks.num_free:
+            num_seqs += group.num_seqs
+            needed = promised + demand(group, self.blocks.block_size)
+            if num_seqs > self.config.max_num_seqs or needed > self.blocks.num_free:
                 return
-            shares = list(self._divide([group], budget))
+            shares = self._divide([group], self.config.max_num_batched_tokens - builder.num_tokens)
             if not shares:
                 return
             self._queues.move(group, GroupState.RUNNING)
@@ -191,13 +187,13 @@ class Scheduler:
                 builder.add(share)
             promised += self._outstanding(group)
 
-    def _demand(self, group: SequenceGroup) -> int:
-        """The blocks that a group without any needs for all its present tokens."""
-        return sum(blocks_for(seq.num_tokens, self.blocks.block_size) for seq in group.live)
-
     def _outstanding(self, group: SequenceGroup) -> int:
-        """The blocks that a running group lacks to hold its present tokens and the next one."""
-        return self.blocks.num_blocks_needed((seq.seq_id, seq.num_tokens + 1) for seq in group.live)
+        """The blocks that a running group lacks to hold its present tokens and the next one of each sequence.
+
+        A sample that is still to be forked will take one block: a copy of the partial one, or a new one behind it.
+        """
+        needed = self.blocks.num_blocks_needed((seq.seq_id, seq.num_tokens + 1) for seq in group.live)
+        return needed + group.num_unforked - sum(seq.stem.num_blocks for seq in group.live if seq.stem)
 
     # ---------------------------------------------------------------- for viewers and tests
 

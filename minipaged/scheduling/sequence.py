@@ -9,6 +9,15 @@ has many of them, a decode exactly one, and a sequence that lost its blocks simp
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+
+class Stem(NamedTuple):
+    """Where a preempted sequence's beginning will come from: a sibling's first full blocks, computed once again."""
+
+    parent: Sequence
+    num_blocks: int
+
 
 class Sequence:
     """`seed` is this sample's own: the noise of its draws is a function of the seed and the output position alone."""
@@ -19,6 +28,7 @@ class Sequence:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed = 0
         self.finish_reason: str | None = None
+        self.stem: Stem | None = None
         self._token_ids = list(prompt_token_ids)
 
     @property
@@ -57,6 +67,13 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """A token was sampled. Its KV is computed when it is fed, one step later."""
         self._token_ids.append(token_id)
+
+    def fork(self, seq_id: int, seed: int) -> Sequence:
+        """A sequence of its own with the same tokens so far."""
+        child = Sequence(seq_id, self.prompt_token_ids, seed)
+        child._token_ids += self.output_token_ids
+        child.num_computed = self.num_computed
+        return child
 
     def __repr__(self) -> str:
         return f"Sequence({self.seq_id}: {self.num_computed} of {self.num_tokens} tokens computed)"

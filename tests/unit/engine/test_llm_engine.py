@@ -270,8 +270,9 @@ def test_a_prompt_that_cannot_run_is_refused_with_the_reason(prompt, message):
         ({"logit_bias": {50: 1.0}}, "logit_bias"),
         ({"stop": ["x"]}, "stop"),
         ({"bad_words": ["x"]}, "bad_words"),
-        ({"n": 2}, "n"),
-        ({"best_of": 2}, "best_of"),
+        ({"n": 257}, "n"),
+        ({"best_of": 257}, "best_of"),
+        ({"n": 30}, "n"),
     ],
 )
 def test_parameters_that_this_model_cannot_serve_are_refused_by_name(params, field):

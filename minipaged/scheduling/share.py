@@ -1,0 +1,48 @@
+"""A share: one sequence's part of a step. Decode, prefill, a chunk of a prefill and a recompute are all that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from minipaged.scheduling.group import SequenceGroup
+from minipaged.scheduling.sequence import Sequence
+
+
+class Share(NamedTuple):
+    """The next `num_tokens` uncomputed tokens of a sequence."""
+
+    group: SequenceGroup
+    seq: Sequence
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """How many of the sequence's tokens are in the cache after this step."""
+        return self.seq.num_computed + self.num_tokens
+
+
+def divide(groups: Iterable[SequenceGroup], budget: int, chunked: bool) -> Iterator[Share]:
+    """Divide a step's budget of tokens over groups in order of arrival.
+
+    Decodes come first, since a prefill can wait and a reader cannot. Without `chunked`, a sequence is fed whole, or not
+    yet, and then nobody behind it either.
+    """
+    for group in sorted(groups, key=lambda g: g.is_prefill):  # a stable sort: arrival stays the second key
+        held_back = _held_back(group, budget)
+        for seq in group.live:
+            wanted = 0 if seq.stem else seq.num_uncomputed - held_back  # a stem comes before what grows on it
+            if wanted > budget and not chunked:
+                return
+            num_tokens = min(wanted, budget)
+            if num_tokens > 0:
+                budget -= num_tokens
+                yield Share(group, seq, num_tokens)
+
+
+def _held_back(group: SequenceGroup, budget: int) -> int:
+    """How many tokens at each sequence's end must wait: the last one of each beam, until all can speak together."""
+    if not group.in_lockstep:
+        return 0
+    together = not any(seq.stem for seq in group.live) and sum(seq.num_uncomputed for seq in group.live) <= budget
+    return 0 if together else 1

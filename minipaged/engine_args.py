@@ -52,7 +52,7 @@ _CHECKS: dict[str, Check] = {
     "kv_cache_memory_bytes": optional(_COUNT),
     "gpu_memory_utilization": number("must be a number above 0, at most 1", lambda v: 0 < v <= 1),
     "seed": integer("must be an integer of 64 bits", lambda v: -(2**63) <= v < 2**64),
-    "enable_prefix_caching": _only(False, "prefix caching"),
+    "enable_prefix_caching": flag,
     "preemption_mode": _only("recompute", "preemption by swapping"),
     "swap_space": _only(0, "a host pool to swap to"),
     "tensor_parallel_size": _only(1, "tensor parallelism"),
@@ -77,6 +77,7 @@ class EngineArgs:
     num_gpu_blocks_override the pool's size in blocks, whatever memory there is (on any device; the name is vLLM's)
     kv_cache_memory_bytes   the pool's size in bytes; None on a CPU is 1 GiB, or what max_model_len tokens need if more
     gpu_memory_utilization  on CUDA, the share of the card's memory for weights, activations and pool together
+    enable_prefix_caching   whether full blocks outlive their requests, for later ones that begin with the same tokens
     seed                    requests without a seed of their own get one from this and their number
     attention_backend       "reference", "gather", or "auto", which picks
     """

@@ -163,6 +163,7 @@ class Snapshot:
     block_size: int
     tables: Mapping[int, tuple[LogicalBlock, ...]]  # by sequence number
     ref_counts: tuple[int, ...]  # of each device block; 0 is free
+    cached: frozenset[int]  # the free blocks that are kept for their content
     groups: Mapping[str, tuple[int, ...]]  # the live sequence numbers of each request that has not finished
     waiting: tuple[str, ...]  # request ids, first come first
     running: tuple[str, ...]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from minipaged.blocks.prefix_cache import Entry
 from minipaged.errors import InvariantBroken
 from minipaged.step import LogicalBlock
 
@@ -30,6 +31,7 @@ class BlockTable:
         self.block_size = block_size
         self.num_filled = 0  # slots in use, counted from the first block's first slot
         self.version = next(versions)
+        self.chain: list[Entry] = []  # with a prefix cache: the content of each full block, as far as it is known
         self._versions = versions
         self._physical: list[int] = []
         self._row: tuple[int, ...] | None = ()
@@ -66,12 +68,24 @@ class BlockTable:
         """From now on the first `num_tokens` slots are in use."""
         self.num_filled = num_tokens
 
-    def fork(self) -> BlockTable:
-        """The same blocks, filled as far, in a table of its own."""
+    def fork(self, num_blocks: int | None = None) -> BlockTable:
+        """The same blocks, filled as far, in a table of its own; or only the first `num_blocks`, which are full."""
         child = BlockTable(self.block_size, self._versions)
-        child.append(self._physical)
-        child.num_filled = self.num_filled
+        child.append(self._physical[:num_blocks])
+        child.chain = self.chain[:num_blocks]
+        child.num_filled = self.num_filled if num_blocks is None else num_blocks * self.block_size
         return child
+
+    @classmethod
+    def of_full_blocks(
+        cls, physical: list[int], chain: list[Entry], block_size: int, versions: Iterator[int]
+    ) -> BlockTable:
+        """A table that begins with blocks which are full and known."""
+        table = cls(block_size, versions)
+        table.append(physical)
+        table.chain = chain
+        table.num_filled = len(physical) * block_size
+        return table
 
     def entries(self) -> tuple[LogicalBlock, ...]:
         """The table as the paper draws it: a physical block and its filled slots for each logical block."""

@@ -13,19 +13,32 @@ from collections.abc import Iterable
 from minipaged.blocks.allocator import BlockAllocator
 from minipaged.blocks.block_table import BlockTable, blocks_for
 from minipaged.blocks.copy_on_write import copy_on_write, writes_to_shared_block
+from minipaged.blocks.eviction import EvictionPolicy
+from minipaged.blocks.prefix_cache import PrefixCache
 from minipaged.errors import UnknownSequence
 from minipaged.step import BlockEvent
 
 
 class BlockManager:
-    """Maps sequences to physical blocks. `free_order` sets the free list at the start (tests shuffle it)."""
+    """Maps sequences to physical blocks. `free_order` sets the free list at the start (tests shuffle it).
 
-    def __init__(self, num_blocks: int, block_size: int, free_order: Iterable[int] | None = None) -> None:
+    With `cache`, known blocks outlive their sequences, and `eviction_policy` says which goes first (prefix_sharing.py).
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        free_order: Iterable[int] | None = None,
+        cache: PrefixCache | None = None,
+        eviction_policy: EvictionPolicy | None = None,
+    ) -> None:
         self.block_size = block_size
-        self.allocator = BlockAllocator(num_blocks, "device", free_order)
+        self.allocator = BlockAllocator(num_blocks, "device", free_order, cache, eviction_policy)
+        self.versions = itertools.count()  # of block tables
+        self.pinned: list[int] = []  # blocks held for no sequence, once for each pin
         self.events: list[BlockEvent] = []  # since `drain_events` was last called
         self._tables: dict[int, BlockTable] = {}
-        self._versions = itertools.count()
 
     @property
     def num_blocks(self) -> int:
@@ -81,7 +94,7 @@ class BlockManager:
         self.allocator.require(self.num_blocks_needed([(seq_id, num_tokens)]))
         table = self._tables.get(seq_id)
         if table is None:
-            table = self._tables[seq_id] = BlockTable(self.block_size, self._versions)
+            table = self._tables[seq_id] = BlockTable(self.block_size, self.versions)
         copies = []
         if writes_to_shared_block(table, num_tokens, self.allocator):
             copies.append(copy_on_write(table, self.allocator))
@@ -95,20 +108,18 @@ class BlockManager:
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """The child shares every block of the parent: one more reference each, and no new block."""
-        self._share_all(child_id, self.table(parent_id).fork())
+        self.share_all(child_id, self.table(parent_id).fork(), "fork")
 
     def share_prefix(self, parent_id: int, child_id: int, num_blocks: int) -> None:
         """A new table for the child: the first blocks of the parent, all of them full."""
-        table = BlockTable(self.block_size, self._versions)
-        table.append(list(self.table(parent_id).physical_blocks[:num_blocks]))
-        table.fill(num_blocks * self.block_size)
-        self._share_all(child_id, table)
+        self.share_all(child_id, self.table(parent_id).fork(num_blocks), "fork")
 
     def free(self, seq_id: int) -> None:
         """Drop the sequence's table; blocks that nobody else names are free again. No table is no error."""
         table = self._tables.pop(seq_id, None)
         if table is not None:
-            freed = tuple(block for block in table.physical_blocks if self.allocator.free(block))
+            # The tail first: a cached block is of no use without those before it, so it may be evicted before them.
+            freed = tuple(block for block in reversed(table.physical_blocks) if self.allocator.free(block))
             self.events.append(BlockEvent("free", seq_id, freed))
 
     def drain_events(self) -> tuple[BlockEvent, ...]:
@@ -116,14 +127,16 @@ class BlockManager:
         events, self.events = tuple(self.events), []
         return events
 
-    def _share_all(self, seq_id: int, table: BlockTable) -> None:
+    def share_all(self, seq_id: int, table: BlockTable, kind: str) -> None:
+        """Give the sequence a table whose blocks others have filled; `kind` names the event (fork or hit)."""
         self._tables[seq_id] = table
         for block in table.physical_blocks:
             self.allocator.share(block)
-        self.events.append(BlockEvent("fork", seq_id, table.physical_blocks))
+        self.events.append(BlockEvent(kind, seq_id, table.physical_blocks))
 
     def check(self) -> None:
         """The conservation law over the pool and all tables."""
         for table in self._tables.values():
             table.check()
-        self.allocator.check(block for table in self._tables.values() for block in table.physical_blocks)
+        named = [block for table in self._tables.values() for block in table.physical_blocks]
+        self.allocator.check(named + self.pinned)

@@ -42,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             max_model_len=args.max_model_len,
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
             attention_backend=args.attention_backend,
+            enable_prefix_caching=True,  # the next turn begins with what the last one computed
         )
         session = ChatSession(llm.llm_engine, params, args.system, out, notes)
     except MinipagedError as error:

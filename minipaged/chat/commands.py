@@ -61,7 +61,8 @@ def show_stats(session: ChatSession, _: str) -> None:
         session.say("(nothing has been answered yet)")
         return
     metrics, num_tokens = output.metrics, len(output.outputs[0].token_ids)
-    session.say(f"  prompt {len(output.prompt_token_ids)} tokens, answer {num_tokens} tokens")
+    cached = f"of which {output.num_cached_tokens} came from the prefix cache"
+    session.say(f"  prompt {len(output.prompt_token_ids)} tokens, {cached}; answer {num_tokens} tokens")
     if metrics.time_to_first_token is not None and metrics.finished_time is not None:
         session.say(f"  time to first token {metrics.time_to_first_token:.2f} s")
         if num_tokens > 1:

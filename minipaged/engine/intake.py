@@ -45,6 +45,7 @@ class Intake:
                 num_samples=params.num_samples,
                 needs_logprob=params.num_samples > params.n,
                 num_prompt_logprobs=params.prompt_logprobs,
+                cache_salt=parsed.cache_salt,
             ),
         )
         limits = self._stop_limits(params)

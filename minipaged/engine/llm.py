@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.engine.interrupt import deferred_interrupt
 from minipaged.engine.llm_engine import LLMEngine, OnStep
 from minipaged.engine.progress import GenerationProgress
@@ -17,6 +18,25 @@ from minipaged.sampling_params import SamplingParams
 from minipaged.text.chat_template import encode_chat
 from minipaged.text.tokenizer import load_tokenizer
 from minipaged.worker.worker import Worker
+
+
+class PinnedPrefix:
+    """Holds the blocks of a prefix in the cache until `release()`, or the end of a with block."""
+
+    def __init__(self, prefixes: PrefixSharing, blocks: tuple[int, ...]) -> None:
+        self.blocks = blocks
+        self._prefixes = prefixes
+
+    def release(self) -> None:
+        """Let go. The blocks stay cached as any others do, until they are evicted. Again is no error."""
+        self._prefixes.unpin(self.blocks)
+        self.blocks = ()
+
+    def __enter__(self) -> PinnedPrefix:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class LLM:
@@ -89,6 +109,27 @@ class LLM:
         conversations = [messages] if isinstance(messages[0], dict) else messages
         prompts = [{"prompt_token_ids": encode_chat(tokenizer, conversation)} for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; requests that run keep their blocks. False where there is no prefix cache."""
+        prefixes = self.llm_engine.prefixes
+        if prefixes is not None:
+            prefixes.reset()
+        return prefixes is not None
+
+    def pin_prefix(self, prompt: Prompt) -> PinnedPrefix:
+        """Compute the prompt once and keep its full blocks cached until the handle is released (paper, section 4.4).
+
+        Prompts that begin with it then find it in the cache, whatever else comes and goes. Needs enable_prefix_caching.
+        """
+        prefixes = self.llm_engine.prefixes
+        if prefixes is None:
+            raise InvalidParameter("enable_prefix_caching", False, "pin_prefix needs True")
+        [output] = self.generate([prompt], SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
+        if output.error is not None:
+            raise output.error
+        salt = prompt.get("cache_salt", "") if isinstance(prompt, dict) else ""
+        return PinnedPrefix(prefixes, prefixes.pin(output.prompt_token_ids, salt))
 
     def _run(self, names: list[str], show_progress: bool) -> list[RequestOutput]:
         """Step until every one of `names` has ended. Whatever goes wrong, none of them stays behind."""

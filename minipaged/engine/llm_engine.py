@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from minipaged.blocks.eviction import EvictionPolicy
 from minipaged.blocks.manager import BlockManager
+from minipaged.blocks.prefix_cache import PrefixCache
+from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.config import ModelConfig
 from minipaged.engine.intake import Intake
 from minipaged.engine.prompts import RequestLimits
@@ -62,12 +65,15 @@ class LLMEngine:
         policy: PreemptionPolicy | None = None,
         on_step: OnStep | None = None,
         free_order: Iterable[int] | None = None,
+        eviction_policy: EvictionPolicy | None = None,
     ) -> None:
         self.worker = worker
         self.tokenizer = tokenizer
         self.on_step = on_step
-        self.blocks = BlockManager(worker.num_blocks, args.block_size, free_order)
-        self.scheduler = Scheduler(args.scheduler_config(worker.max_model_len), self.blocks, policy)
+        cache = PrefixCache(args.block_size) if args.enable_prefix_caching else None
+        self.blocks = BlockManager(worker.num_blocks, args.block_size, free_order, cache, eviction_policy)
+        self.prefixes = None if cache is None else PrefixSharing(self.blocks, cache)
+        self.scheduler = Scheduler(args.scheduler_config(worker.max_model_len), self.blocks, policy, self.prefixes)
         limits = RequestLimits(
             worker.config.vocab_size, worker.max_model_len, args.max_num_seqs, worker.num_blocks, args.block_size
         )
@@ -188,6 +194,7 @@ class LLMEngine:
             for request_id in dict.fromkeys(group.request_id for group, _, _ in schedule.shares):
                 if request_id in self._requests:
                     self._end(self._requests[request_id], "error", cause)
+            self.scheduler.withdraw(schedule)
             if not isinstance(cause, Exception):
                 raise
             logger.exception("a step failed; its requests have ended with an error")

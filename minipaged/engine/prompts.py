@@ -11,17 +11,21 @@ from minipaged.errors import InvalidPrompt
 from minipaged.text.tokenizer import Tokenizer
 
 
-class TextPrompt(TypedDict):
+class _PromptOptions(TypedDict, total=False):
+    cache_salt: str  # cached prefixes are shared only with requests of the same salt
+
+
+class TextPrompt(_PromptOptions):
     prompt: str
 
 
-class TokensPrompt(TypedDict):
+class TokensPrompt(_PromptOptions):
     prompt_token_ids: Sequence[int]
 
 
 Prompt = str | TextPrompt | TokensPrompt
 
-_ALLOWED = 'a string, {"prompt": string} or {"prompt_token_ids": list of token ids}'
+_ALLOWED = 'a string, {"prompt": string} or {"prompt_token_ids": list of token ids}, with a "cache_salt" or without'
 
 
 class RequestLimits(NamedTuple):
@@ -37,11 +41,12 @@ class RequestLimits(NamedTuple):
 class ParsedPrompt(NamedTuple):
     text: str | None  # None where the user gave token ids
     token_ids: tuple[int, ...]
+    cache_salt: str = ""
 
 
 def parse_prompt(prompt: Any, tokenizer: Tokenizer | None, limits: RequestLimits) -> ParsedPrompt:
     """The prompt as token ids. Raises InvalidPrompt: of no known form, empty, too long, or with a foreign id."""
-    text, token_ids = _read(prompt, tokenizer)
+    text, token_ids, cache_salt = _read(prompt, tokenizer)
     if not token_ids:
         raise InvalidPrompt("prompt", prompt, "must have at least one token")
     for token_id in token_ids:
@@ -61,7 +66,7 @@ def parse_prompt(prompt: Any, tokenizer: Tokenizer | None, limits: RequestLimits
             prompt,
             f"needs {needed} KV blocks of {limits.block_size} tokens; the pool has {limits.num_blocks}",
         )
-    return ParsedPrompt(text, token_ids)
+    return ParsedPrompt(text, token_ids, cache_salt)
 
 
 def as_prompt_list(prompts: Any) -> list[Any]:
@@ -73,19 +78,22 @@ def as_prompt_list(prompts: Any) -> list[Any]:
     return list(prompts)
 
 
-def _read(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, tuple[int, ...]]:
+def _read(prompt: Any, tokenizer: Tokenizer | None) -> ParsedPrompt:
+    cache_salt = ""
     if isinstance(prompt, dict):
-        known = prompt.keys() & {"prompt", "prompt_token_ids"}
-        if len(known) != 1 or len(prompt) != 1:
+        if len(prompt.keys() & {"prompt", "prompt_token_ids"}) != 1 or len(prompt.keys() - {"cache_salt"}) != 1:
             raise InvalidPrompt("prompt", prompt, f"must be {_ALLOWED}")
+        cache_salt = prompt.get("cache_salt", "")
+        if not isinstance(cache_salt, str):
+            raise InvalidPrompt("cache_salt", cache_salt, "must be a string")
         if "prompt_token_ids" in prompt:
-            return None, _read_token_ids(prompt["prompt_token_ids"])
+            return ParsedPrompt(None, _read_token_ids(prompt["prompt_token_ids"]), cache_salt)
         prompt = prompt["prompt"]
     if not isinstance(prompt, str):
         raise InvalidPrompt("prompt", prompt, f"must be {_ALLOWED}")
     if tokenizer is None:
         raise InvalidPrompt("prompt", prompt, "must be token ids: the engine has no tokenizer (skip_tokenizer_init)")
-    return prompt, tuple(tokenizer.encode(prompt))
+    return ParsedPrompt(prompt, tuple(tokenizer.encode(prompt)), cache_salt)
 
 
 def _read_token_ids(token_ids: Any) -> tuple[int, ...]:

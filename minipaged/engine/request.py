@@ -60,5 +60,6 @@ class Request:
             metrics=self.metrics,
             sampling_params=self.params,
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+            num_cached_tokens=self.group.num_cached_tokens or 0,
             error=self.error,
         )

@@ -44,6 +44,7 @@ class SamplingRequest:
     num_candidates: int = 0  # > 0: not drawn at all, but the best continuations of each beam (beam search)
     needs_logprob: bool = False
     num_prompt_logprobs: int | None = None  # None: the prompt is not scored
+    cache_salt: str = ""  # only requests with the same one share cached prefixes
 
 
 class SequenceGroup:
@@ -57,6 +58,7 @@ class SequenceGroup:
         self.sequences = sequences
         self.sampling = sampling or SamplingRequest()
         self.num_unforked = self.sampling.num_samples - 1  # how many sequences the first draw will add
+        self.num_cached_tokens: int | None = None  # taken from the prefix cache when it first ran
         self.num_scored = 1  # prompt positions whose log-probability is known; nothing comes before the first
         self.state = GroupState.WAITING
 
@@ -74,6 +76,16 @@ class SequenceGroup:
     def in_lockstep(self) -> bool:
         """Beams are compared with each other, so all of them must speak in the same step."""
         return self.sampling.num_candidates > 0
+
+    @property
+    def first_to_run(self) -> Sequence:
+        """The one that begins: its siblings, if there are any, take their stems from it or from each other."""
+        return next(seq for seq in self.live if seq.stem is None)
+
+    @property
+    def reads_cache(self) -> bool:
+        """Prompt tokens that are still to be scored must be fed, so they cannot come from the prefix cache."""
+        return self.sampling.num_prompt_logprobs is None or self.num_scored >= self.sequences[0].num_prompt_tokens
 
     @property
     def is_prefill(self) -> bool:

@@ -7,6 +7,7 @@ reaches the end of the sequence, since only the last token's logits speak about 
 from __future__ import annotations
 
 from minipaged.blocks.manager import BlockManager
+from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.scheduling.group import SequenceGroup
 from minipaged.scheduling.recompute import graft_siblings
 from minipaged.scheduling.sequence import Sequence
@@ -17,11 +18,13 @@ from minipaged.step import BestCandidates, Sample, SamplingWork, ScorePrompt, Se
 class PlanBuilder:
     """Collects shares into a plan, reserving their blocks as they come."""
 
-    def __init__(self, step: int, blocks: BlockManager) -> None:
+    def __init__(self, step: int, blocks: BlockManager, prefixes: PrefixSharing | None) -> None:
         self.shares: list[Share] = []
+        self.new_blocks: list[int] = []  # that the prefix cache knows since this plan
         self.num_tokens = 0
         self._step = step
         self._blocks = blocks
+        self._prefixes = prefixes
         self._work: list[SequenceWork] = []
         self._sampling: list[SamplingWork] = []
         self._copies: list[tuple[int, int]] = []
@@ -48,6 +51,8 @@ class PlanBuilder:
             self._score_prompt(row, share)
         if share.end == seq.num_tokens:
             self._sample(row, group, seq)
+        if self._prefixes is not None:
+            self.new_blocks += self._prefixes.note_full_blocks(seq.seq_id, seq.token_ids, group.sampling.cache_salt)
         if len(group.sequences) > 1:
             graft_siblings(group, seq, share.end, self._blocks)
         self.shares.append(share)

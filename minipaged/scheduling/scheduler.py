@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from minipaged.blocks.manager import BlockManager
+from minipaged.blocks.prefix_sharing import NOTHING, Prefix, PrefixSharing
 from minipaged.config import SchedulerConfig
 from minipaged.errors import InvariantBroken
 from minipaged.scheduling.group import GroupState, SequenceGroup
@@ -39,6 +40,7 @@ class Schedule:
     shares: tuple[Share, ...]  # one for each row of plan.work
     preempted: tuple[SequenceGroup, ...] = ()
     outgrown: tuple[SequenceGroup, ...] = ()  # ended with "length": they need more than the whole pool
+    new_blocks: tuple[int, ...] = ()  # that the prefix cache knows since this plan
 
 
 @dataclass(slots=True)
@@ -61,10 +63,17 @@ class _Queues:
 class Scheduler:
     """Plans steps over a block manager. It moves no byte: the worker applies the plan, the engine reports back."""
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager, policy: PreemptionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockManager,
+        policy: PreemptionPolicy | None = None,
+        prefixes: PrefixSharing | None = None,
+    ) -> None:
         self.config = config
         self.blocks = blocks
-        self.policy = policy or PreemptLatest()
+        self.prefixes = prefixes
+        self.policy = PreemptLatest() if policy is None else policy
         self.num_preemptions = 0
         self._queues = _Queues()
         self._groups: dict[str, SequenceGroup] = {}
@@ -120,20 +129,30 @@ class Scheduler:
         self.blocks.drain_events()
         shares, preempted = self._keep_what_fits()
         outgrown = [group for group in preempted if group.state is GroupState.FINISHED]
-        builder = PlanBuilder(self._step, self.blocks)
+        builder = PlanBuilder(self._step, self.blocks, self.prefixes)
         for share in shares:
             builder.add(share)
         if not preempted and self._queues.waiting:
-            self._admit(builder)
+            outgrown += self._admit(builder)
         self._step += 1
-        put_back = tuple(group for group in preempted if group not in outgrown)
-        return Schedule(builder.build(), tuple(builder.shares), put_back, tuple(outgrown))
+        return Schedule(
+            builder.build(),
+            tuple(builder.shares),
+            tuple(group for group in preempted if group.state is not GroupState.FINISHED),
+            tuple(outgrown),
+            tuple(builder.new_blocks),
+        )
 
     def advance(self, schedule: Schedule) -> None:
         """The plan was applied: the KV of its tokens is in the cache now."""
         for _, seq, num_tokens in schedule.shares:
             if not seq.is_finished:
                 seq.num_computed += num_tokens
+
+    def withdraw(self, schedule: Schedule) -> None:
+        """The plan was not applied, and its requests have ended: nothing that it was to compute is in the cache."""
+        if self.prefixes is not None:
+            self.prefixes.withdraw(schedule.new_blocks)
 
     def _keep_what_fits(self) -> tuple[list[Share], list[SequenceGroup]]:
         """Preempt until the running groups' shares fit into the free blocks; returns the shares and the victims."""
@@ -165,27 +184,56 @@ class Scheduler:
 
     # ---------------------------------------------------------------- admission
 
-    def _admit(self, builder: PlanBuilder) -> None:
-        """Take waiting groups in, the first that does not fit stops all behind it.
+    def _admit(self, builder: PlanBuilder) -> list[SequenceGroup]:
+        """Take waiting groups in; the first that does not fit stops all behind it.
 
         The *whole* present demand of a group must fit, though only a chunk of it is reserved now, and one block must be
         left for every running sequence that is about to cross a block border. Otherwise a recomputed prompt would come
         in, be put out by its elders' next tokens, and so on for ever.
+
+        Returns groups that were ended: they do not fit though nobody else runs, since pinned blocks take the room.
         """
+        ended = []
         promised = sum(self._outstanding(group) for group in self._queues.running)
         num_seqs = sum(group.num_seqs for group in self._queues.running)
         for group in self.waiting:
             num_seqs += group.num_seqs
-            needed = promised + demand(group, self.blocks.block_size)
-            if num_seqs > self.config.max_num_seqs or needed > self.blocks.num_free:
-                return
-            shares = self._divide([group], self.config.max_num_batched_tokens - builder.num_tokens)
-            if not shares:
-                return
-            self._queues.move(group, GroupState.RUNNING)
-            for share in shares:
-                builder.add(share)
+            prefix = self._find_prefix(group)
+            needed = demand(group, self.blocks.block_size) - len(prefix.blocks) + prefix.num_revived
+            if promised + needed > self.blocks.num_free and not self._queues.running:
+                self.finish_group(group, "length")
+                ended.append(group)
+                continue
+            if num_seqs > self.config.max_num_seqs or promised + needed > self.blocks.num_free:
+                break
+            if not self._start(group, prefix, builder):
+                break
             promised += self._outstanding(group)
+        return ended
+
+    def _start(self, group: SequenceGroup, prefix: Prefix, builder: PlanBuilder) -> bool:
+        """Give a waiting group its first share of the step; False where the budget has nothing for it."""
+        first = group.first_to_run
+        first.num_computed = len(prefix.blocks) * self.blocks.block_size
+        shares = self._divide([group], self.config.max_num_batched_tokens - builder.num_tokens)
+        if not shares:
+            first.num_computed = 0
+            return False
+        if prefix.blocks:  # pinned before new blocks are taken
+            self.prefixes.begin_with(first.seq_id, prefix)
+        if group.num_cached_tokens is None:
+            group.num_cached_tokens = first.num_computed
+        self._queues.move(group, GroupState.RUNNING)
+        for share in shares:
+            builder.add(share)
+        return True
+
+    def _find_prefix(self, group: SequenceGroup) -> Prefix:
+        """What the cache knows of the group's beginning, short of its last token: without that there are no logits."""
+        if self.prefixes is None or not group.reads_cache:
+            return NOTHING
+        seq = group.first_to_run
+        return self.prefixes.find(seq.token_ids(0, seq.num_tokens - 1), group.sampling.cache_salt)
 
     def _outstanding(self, group: SequenceGroup) -> int:
         """The blocks that a running group lacks to hold its present tokens and the next one of each sequence.
@@ -204,6 +252,7 @@ class Scheduler:
             block_size=self.blocks.block_size,
             tables={seq_id: table.entries() for seq_id, table in self.blocks.tables().items()},
             ref_counts=self.blocks.allocator.ref_counts,
+            cached=frozenset(self.blocks.allocator.cached),
             groups={name: tuple(seq.seq_id for seq in group.live) for name, group in self._groups.items()},
             waiting=tuple(group.request_id for group in self._queues.waiting),
             running=tuple(group.request_id for group in self._queues.running),
@@ -225,3 +274,5 @@ class Scheduler:
         if not tables <= expected:
             raise InvariantBroken(f"sequences {sorted(tables - expected)} have blocks and do not run")
         self.blocks.check()
+        if self.prefixes is not None:
+            self.prefixes.check()

@@ -1,13 +1,19 @@
-"""The engine law for groups, on a shadow worker: n samples, early ends, any pool, any preemption, any chunking."""
+"""The engine law for whole engines, on a shadow worker: n samples, early ends, shared beginnings, the prefix cache on
+and off, hash collisions, any pool, any preemption, any chunking, and steps that fail.
+"""
 
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
+from unittest import mock
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipaged.blocks.block_table import blocks_for
+from minipaged.blocks.eviction import EvictFewestHits, EvictLeastRecentlyUsed
 from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs
 from minipaged.sampling_params import SamplingParams
@@ -17,64 +23,123 @@ from tests.shadow_worker import ShadowWorker, shadow_logprob, solo_tokens
 requests = st.lists(
     st.fixed_dictionaries(
         {
-            "length": st.integers(1, 20),
+            "family": st.integers(0, 2),  # requests of one family begin alike
+            "length": st.sampled_from([1, 3, 6, 7, 8, 12, 13, 20]),
             "n": st.integers(1, 4),
             "max_tokens": st.integers(1, 12),
-            "seed": st.integers(0, 1000),
+            "seed": st.integers(0, 3),
             "stops": st.lists(st.integers(0, 19), max_size=4),
             "scored": st.booleans(),
+            "salt": st.sampled_from(["", "", "mine"]),
+            "arrival": st.integers(0, 12),
         }
     ),
-    min_size=1,
-    max_size=5,
-)
+    min_size=2,
+    max_size=6,
+).map(lambda drawn: sorted(drawn, key=lambda request: request["arrival"]))
 
 
-def expected_tokens(prompt, seed, request):
-    tokens = solo_tokens(prompt, seed, request["max_tokens"], vocab_size=20)
-    ends = [i for i, token in enumerate(tokens) if token in request["stops"]]
+class FailingWorker(ShadowWorker):
+    """Raises in some steps, half of the time with its writes done and half of the time with garbage in their place."""
+
+    fail_at: frozenset[int] = frozenset()
+
+    def execute(self, plan):
+        if plan.step in self.fail_at:
+            for row in plan.work:
+                for position in range(row.start, row.start + len(row.token_ids)):
+                    block = row.block_table[position // self.block_size]
+                    self.pool[block][position % self.block_size] = 999
+            raise RuntimeError("a failed step")
+        return super().execute(plan)
+
+
+def prompt_of(request):
+    return tuple((request["family"] * 7 + j) % 20 for j in range(request["length"]))
+
+
+def expected_tokens(request, i):
+    tokens = solo_tokens(prompt_of(request), request["seed"] + i, request["max_tokens"], vocab_size=20)
+    ends = [at for at, token in enumerate(tokens) if token in request["stops"]]
     return list(tokens[: ends[0] + 1] if ends else tokens)
 
 
+def most_blocks(request, block_size):
+    shared = request["length"] // block_size
+    return shared + request["n"] * (blocks_for(request["length"] + request["max_tokens"], block_size) - shared)
+
+
+def run(engine, requests):
+    """Requests arrive at their steps, and every law is checked at every step. Returns the outputs in order."""
+    done, step = {}, 0
+    arriving = list(enumerate(requests))
+    while arriving or engine.has_unfinished_requests():
+        while arriving and arriving[0][1]["arrival"] <= step:
+            i, request = arriving.pop(0)
+            params = SamplingParams(
+                n=request["n"],
+                max_tokens=request["max_tokens"],
+                seed=request["seed"],
+                stop_token_ids=request["stops"],
+                prompt_logprobs=0 if request["scored"] else None,
+            )
+            prompt = {"prompt_token_ids": list(prompt_of(request)), "cache_salt": request["salt"]}
+            engine.add_request(str(i), prompt, params)
+        for output in engine.step():
+            if output.finished:
+                assert int(output.request_id) not in done, "reported finished twice"
+                done[int(output.request_id)] = output
+        engine.scheduler.check()
+        step += 1
+        assert step < 5000, "no end in sight"
+    assert engine.blocks.num_free == engine.blocks.num_blocks
+    assert not engine.blocks.tables()
+    return [done[i] for i in range(len(requests))]
+
+
+@pytest.mark.parametrize("collide", [False, True], ids=["", "every key collides"])
 @given(
     requests=requests,
     block_size=st.integers(1, 6),
-    spare_blocks=st.integers(0, 6),
+    spare_blocks=st.integers(0, 20),
     budget=st.integers(8, 30),
     preempt=st.sampled_from([0.0, 0.1, 0.5]),
+    caching=st.booleans(),
+    eviction=st.sampled_from([EvictLeastRecentlyUsed, EvictFewestHits]),
+    fail_at=st.frozensets(st.integers(0, 40), max_size=2),
     seed=st.integers(0, 2**32),
 )
-def test_each_sample_gets_what_it_gets_alone(requests, block_size, spare_blocks, budget, preempt, seed):
-    def most_blocks(request):
-        shared = request["length"] // block_size
-        return shared + request["n"] * (blocks_for(request["length"] + request["max_tokens"], block_size) - shared)
-
-    num_blocks = max(map(most_blocks, requests)) + spare_blocks
-    args = EngineArgs(block_size=block_size, skip_tokenizer_init=True, max_num_seqs=8, max_num_batched_tokens=budget)
-    worker = ShadowWorker(num_blocks, block_size, vocab_size=20)
-    order = random.Random(seed).sample(range(num_blocks), num_blocks)
-    engine = LLMEngine(args, worker, policy=PreemptAtRandom(seed, preempt), free_order=order)
-    prompts = [tuple((i * 7 + j) % 20 for j in range(request["length"])) for i, request in enumerate(requests)]
-    for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-        params = SamplingParams(
-            n=request["n"],
-            max_tokens=request["max_tokens"],
-            seed=request["seed"],
-            stop_token_ids=request["stops"],
-            prompt_logprobs=0 if request["scored"] else None,
-        )
-        engine.add_request(str(i), {"prompt_token_ids": list(prompt)}, params)
-    done, steps = {}, 0
-    while engine.has_unfinished_requests():
-        done.update((int(output.request_id), output) for output in engine.step() if output.finished)
-        engine.scheduler.check()
-        steps += 1
-        assert steps < 5000
-    assert engine.blocks.num_free == num_blocks
-    for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-        assert [output.token_ids for output in done[i].outputs] == [
-            expected_tokens(prompt, request["seed"] + j, request) for j in range(request["n"])
-        ]
-        if request["scored"]:
-            scores = [entry.logprob for position in done[i].prompt_logprobs[1:] for entry in position.values()]
-            assert scores == [shadow_logprob(prompt[:k]) for k in range(1, len(prompt))]
+@settings(max_examples=max(300, settings.default.max_examples))
+def test_each_sample_gets_what_it_gets_alone(
+    collide, requests, block_size, spare_blocks, budget, preempt, caching, eviction, fail_at, seed
+):
+    num_blocks = max(most_blocks(request, block_size) for request in requests) + spare_blocks
+    args = EngineArgs(
+        block_size=block_size,
+        skip_tokenizer_init=True,
+        max_num_seqs=8,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+    )
+    worker = FailingWorker(num_blocks, block_size, vocab_size=20)
+    worker.fail_at = fail_at
+    engine = LLMEngine(
+        args,
+        worker,
+        policy=PreemptAtRandom(seed, preempt),
+        free_order=random.Random(seed).sample(range(num_blocks), num_blocks),
+        eviction_policy=eviction(),
+    )
+    key = (lambda parent_key, token_ids: b"the same") if collide else None
+    with mock.patch("minipaged.blocks.prefix_cache.block_key", key) if collide else nullcontext():
+        outputs = run(engine, requests)
+    for request, output in zip(requests, outputs, strict=True):
+        for i, answer in enumerate(output.outputs):
+            expected = expected_tokens(request, i)
+            if answer.finish_reason == "error":
+                assert answer.token_ids == expected[: len(answer.token_ids)]
+            else:
+                assert answer.token_ids == expected
+        if request["scored"] and not output.error:
+            scores = [entry.logprob for position in output.prompt_logprobs[1:] for entry in position.values()]
+            assert scores == [shadow_logprob(prompt_of(request)[:k]) for k in range(1, request["length"])]

@@ -36,7 +36,7 @@ def session(tokenizer):
 
 def make_session(tokenizer, max_model_len=200, max_tokens=12, num_blocks=60):
     worker = ShadowWorker(num_blocks, 4, vocab_size=tokenizer.vocab_size, max_model_len=max_model_len)
-    engine = LLMEngine(EngineArgs(block_size=4), worker, tokenizer)
+    engine = LLMEngine(EngineArgs(block_size=4, enable_prefix_caching=True), worker, tokenizer)
     out, notes = (Console(file=io.StringIO(), width=300) for _ in range(2))
     return ChatSession(engine, SamplingParams(max_tokens=max_tokens, seed=1), None, out, notes)
 
@@ -120,10 +120,18 @@ def test_a_failed_step_is_said_and_the_message_is_forgotten(session):
     assert session.conversation.messages == []
 
 
+def test_the_next_turn_begins_with_what_the_last_one_computed(session):
+    session.answer("Hello")
+    session.answer("And then?")
+    run_command(session, "/stats")
+    assert session.last.num_cached_tokens == (31 + 11) // 4 * 4  # all but the last token of the answer, in whole blocks
+    assert "of which 40 came from the prefix cache" in said(session)
+
+
 def test_commands_change_what_they_say(session):
     session.answer("Hello")
     run_command(session, "/stats")
-    assert "answer 12 tokens" in said(session)
+    assert "prompt 31 tokens, of which 0 came from the prefix cache; answer 12 tokens" in said(session)
     assert "KV blocks in use 11 of 60; filled 42 of 44 slots (95%)" in said(session)
     run_command(session, "/temperature 0.25")
     assert session.params.temperature == 0.25

@@ -325,7 +325,7 @@ def test_a_request_id_serves_one_unfinished_request_at_a_time():
         ({"seed": "x"}, "seed"),
         ({"skip_tokenizer_init": 1}, "skip_tokenizer_init"),
         ({"enable_chunked_prefill": None}, "enable_chunked_prefill"),
-        ({"enable_prefix_caching": True}, "enable_prefix_caching"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching"),
         ({"preemption_mode": "swap"}, "preemption_mode"),
         ({"swap_space": 4}, "swap_space"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minipaged.beam_search_params import BeamSearchParams
     from minipaged.engine.llm import LLM
     from minipaged.engine.llm_engine import LLMEngine
     from minipaged.engine_args import EngineArgs
@@ -22,11 +23,12 @@ _HOMES = {
     "LLMEngine": "minipaged.engine.llm_engine",
     "EngineArgs": "minipaged.engine_args",
     "SamplingParams": "minipaged.sampling_params",
+    "BeamSearchParams": "minipaged.beam_search_params",
     "RequestOutput": "minipaged.outputs",
     "CompletionOutput": "minipaged.outputs",
 }
 
-__all__ = ["LLM", "CompletionOutput", "EngineArgs", "LLMEngine", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "EngineArgs", "LLMEngine", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minipaged.beam_search_params import BeamSearchParams
 from minipaged.sampling_params import SamplingParams
 
 
@@ -39,6 +40,23 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class BeamSearchSequence:
+    """One result of LLM.beam_search. Tokens and text begin with the prompt's, as vLLM's do."""
+
+    tokens: list[int]
+    text: str | None
+    cum_logprob: float
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The results for one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Moments on the clock of time.perf_counter(), in seconds; None until they come."""
 
@@ -66,7 +84,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    sampling_params: SamplingParams
+    sampling_params: SamplingParams | BeamSearchParams
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     error: BaseException | None = field(default=None, repr=False)

@@ -9,9 +9,12 @@ garbage.
 from __future__ import annotations
 
 import hashlib
+from math import exp, log
+from random import Random
 
 from minipaged.config import ModelConfig
 from minipaged.step import (
+    BestCandidates,
     Draw,
     Sample,
     SamplingWork,
@@ -72,6 +75,9 @@ class ShadowWorker:
     def _answer(self, entry: SamplingWork, context: tuple[int, ...], start: int) -> tuple:
         if isinstance(entry, Sample):
             return tuple(self._draw(context, seed, position) for seed, position in entry.draws)
+        if isinstance(entry, BestCandidates):
+            ranked = sorted(enumerate(beam_logprobs(context, self.vocab_size)), key=lambda pair: (-pair[1], pair[0]))
+            return tuple(TokenLogprob(token, logprob, i + 1) for i, (token, logprob) in enumerate(ranked[: entry.k]))
         assert isinstance(entry, ScorePrompt)
         first = start + entry.first + 1  # the position of the first target
         return tuple(
@@ -93,6 +99,14 @@ def next_token(context: tuple[int, ...], seed: int, position: int, vocab_size: i
 def shadow_logprob(context: tuple[int, ...]) -> float:
     """The "log-probability" of a prompt token: a number that depends on everything before it."""
     return -float(next_token(context, 0, 0, 97))
+
+
+def beam_logprobs(context: tuple[int, ...], vocab_size: int) -> list[float]:
+    """The log-probability of each token after a context, for beam search."""
+    digest = hashlib.blake2b(repr(context).encode(), digest_size=8).digest()
+    scores = [random.gauss(0, 2) for random in [Random(digest)] for _ in range(vocab_size)]
+    total = log(sum(map(exp, scores)))
+    return [score - total for score in scores]
 
 
 def solo_tokens(prompt: tuple[int, ...], seed: int, max_tokens: int, vocab_size: int = 50) -> tuple[int, ...]:

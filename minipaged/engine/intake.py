@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from minipaged.beam_search_params import BeamSearchParams
 from minipaged.blocks.block_table import blocks_for
+from minipaged.decoding.beam_search import BeamRules
 from minipaged.decoding.stopping import StopLimits
 from minipaged.engine.answer import Answer
+from minipaged.engine.beam_request import BeamRequest
 from minipaged.engine.prompts import RequestLimits, parse_prompt
-from minipaged.engine.request import Request
+from minipaged.engine.request import Request, SamplingRequest
 from minipaged.engine.sampling_rules import derive_seed, resolve_rules
 from minipaged.errors import InvalidParameter
 from minipaged.sampling_params import SamplingParams
-from minipaged.scheduling.group import SamplingRequest, SequenceGroup
+from minipaged.scheduling.group import GroupSampling, SequenceGroup
 from minipaged.scheduling.sequence import Sequence
 from minipaged.text.tokenizer import Tokenizer
 
@@ -31,43 +34,73 @@ class Intake:
 
     def make_request(self, request_id: str, number: int, seq_id: int, prompt: Any, params: Any) -> Request:
         """Raises InvalidPrompt or InvalidParameter, naming the field, for anything that could not run to its end."""
-        params = _checked_copy(params)
+        if not isinstance(params, (SamplingParams, BeamSearchParams)):
+            raise InvalidParameter("sampling_params", params, "must be SamplingParams or BeamSearchParams")
+        # A copy of our own, checked again: the user's object may have been changed since it was made, and may be later.
+        params = dataclasses.replace(params)
+        make = self._make_sampling if isinstance(params, SamplingParams) else self._make_beam_search
+        return make(request_id, number, seq_id, prompt, params)
+
+    def _make_sampling(
+        self, request_id: str, number: int, seq_id: int, prompt: Any, params: SamplingParams
+    ) -> SamplingRequest:
         rules = resolve_rules(params, self._tokenizer, self._eos_token_ids, self._limits.vocab_size)
         parsed = parse_prompt(prompt, self._tokenizer, self._limits)
-        self._check_fits(len(parsed.token_ids), params)
+        field = "n" if params.best_of is None else "best_of"
+        self._check_fits(field, params.num_samples, len(parsed.token_ids), params.max_tokens)
         seed = derive_seed(self._engine_seed, number) if params.seed is None else params.seed
-        group = SequenceGroup(
-            request_id,
-            number,
-            [Sequence(seq_id, parsed.token_ids, seed)],
-            SamplingRequest(
-                rules,
-                num_samples=params.num_samples,
-                needs_logprob=params.num_samples > params.n,
-                num_prompt_logprobs=params.prompt_logprobs,
-                cache_salt=parsed.cache_salt,
-            ),
+        sampling = GroupSampling(
+            rules,
+            num_samples=params.num_samples,
+            needs_logprob=params.num_samples > params.n,
+            num_prompt_logprobs=params.prompt_logprobs,
+            cache_salt=parsed.cache_salt,
         )
+        group = SequenceGroup(request_id, number, [Sequence(seq_id, parsed.token_ids, seed)], sampling)
         limits = self._stop_limits(params)
         answers = [Answer(params, limits, parsed.token_ids, self._tokenizer) for _ in range(params.num_samples)]
-        return Request(parsed, params, group, answers, self._tokenizer)
+        return SamplingRequest(prompt=parsed, params=params, group=group, tokenizer=self._tokenizer, answers=answers)
 
-    def _check_fits(self, num_tokens: int, params: SamplingParams) -> None:
-        """Refuse more samples than may run, or than the pool can hold once each has a token of its own."""
-        field, limits = "n" if params.best_of is None else "best_of", self._limits
-        if params.num_samples > limits.max_num_seqs:
-            allowed = f"must be at most max_num_seqs ({limits.max_num_seqs})"
-            raise InvalidParameter(field, params.num_samples, allowed)
-        if params.num_samples == 1 or params.max_tokens == 1:
+    def _make_beam_search(
+        self, request_id: str, number: int, seq_id: int, prompt: Any, params: BeamSearchParams
+    ) -> BeamRequest:
+        parsed = parse_prompt(prompt, self._tokenizer, self._limits)
+        self._check_fits("beam_width", params.beam_width, len(parsed.token_ids), params.max_tokens)
+        rules = BeamRules(
+            beam_width=params.beam_width,
+            max_tokens=min(params.max_tokens, self._limits.max_model_len - len(parsed.token_ids)),
+            eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+        )
+        sampling = GroupSampling(
+            num_samples=params.beam_width, num_candidates=rules.num_candidates, cache_salt=parsed.cache_salt
+        )
+        group = SequenceGroup(request_id, number, [Sequence(seq_id, parsed.token_ids, seed=0)], sampling)
+        return BeamRequest(
+            prompt=parsed,
+            params=params,
+            group=group,
+            tokenizer=self._tokenizer,
+            rules=rules,
+            beams=list(group.sequences),
+        )
+
+    def _check_fits(self, field: str, width: int, num_tokens: int, max_tokens: int | None) -> None:
+        """Refuse more sequences than may run, or than the pool can hold once each has a token of its own."""
+        limits = self._limits
+        if width > limits.max_num_seqs:
+            raise InvalidParameter(field, width, f"must be at most max_num_seqs ({limits.max_num_seqs})")
+        if width == 1 or max_tokens == 1:
             return
         shared = num_tokens // limits.block_size
-        needed = shared + params.num_samples * (blocks_for(num_tokens + 1, limits.block_size) - shared)
+        needed = shared + width * (blocks_for(num_tokens + 1, limits.block_size) - shared)
         if needed > limits.num_blocks:
             raise InvalidParameter(
                 field,
-                params.num_samples,
-                f"so many samples of a prompt of {num_tokens} tokens need {needed} KV blocks of {limits.block_size} "
-                f"tokens from their second token on; the pool has {limits.num_blocks}",
+                width,
+                f"so many sequences behind a prompt of {num_tokens} tokens need {needed} KV blocks of "
+                f"{limits.block_size} tokens from their second token on; the pool has {limits.num_blocks}",
             )
 
     def _stop_limits(self, params: SamplingParams) -> StopLimits:
@@ -79,10 +112,3 @@ class Intake:
             stop_token_ids=tuple(params.stop_token_ids or ()),
             ignore_eos=params.ignore_eos,
         )
-
-
-def _checked_copy(params: Any) -> SamplingParams:
-    """A copy of our own, checked again: the user's object may have been changed since it was made, and may be later."""
-    if not isinstance(params, SamplingParams):
-        raise InvalidParameter("sampling_params", params, "must be SamplingParams")
-    return dataclasses.replace(params)

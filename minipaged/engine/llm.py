@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from minipaged.beam_search_params import BeamSearchParams
 from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.engine.interrupt import deferred_interrupt
 from minipaged.engine.llm_engine import LLMEngine, OnStep
@@ -13,7 +14,7 @@ from minipaged.engine.progress import GenerationProgress
 from minipaged.engine.prompts import Prompt, as_prompt_list
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidInput, InvalidParameter, InvalidPrompt
-from minipaged.outputs import RequestOutput
+from minipaged.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from minipaged.sampling_params import SamplingParams
 from minipaged.text.chat_template import encode_chat
 from minipaged.text.tokenizer import load_tokenizer
@@ -76,12 +77,37 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; one SamplingParams for all, or one each.
 
-        Every prompt is checked before any is queued. `use_tqdm` (vLLM's name) allows a progress bar on stderr, which
-        shows on a terminal and only when the work takes long. Ctrl-C ends this call's requests between two steps,
-        then raises.
+        `use_tqdm` (vLLM's name) allows a progress bar on stderr, which shows on a terminal and only when the work takes
+        long. Ctrl-C ends this call's requests between two steps, then raises.
         """
+        return self._generate(prompts, sampling_params, use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt, by transformers' rules (decoding/beam_search.py)."""
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidParameter("params", params, "must be BeamSearchParams")
+        return [self._beam_output(output, params) for output in self._generate(prompts, params, use_tqdm)]
+
+    def _beam_output(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
+        if output.error is not None:
+            raise output.error
+        sequences = []
+        for completion in output.outputs:
+            token_ids = completion.token_ids
+            if completion.finish_reason == "stop" and not params.include_stop_str_in_output:
+                token_ids = token_ids[:-1]  # vLLM's results do not show the end of sequence
+            tokens = output.prompt_token_ids + token_ids
+            tokenizer = self.llm_engine.tokenizer
+            text = None if tokenizer is None else tokenizer.decode(tokens)
+            sequences.append(BeamSearchSequence(tokens, text, completion.cumulative_logprob, completion.finish_reason))
+        return BeamSearchOutput(sequences)
+
+    def _generate(self, prompts: Any, params: Any, show_progress: bool) -> list[RequestOutput]:
+        """Sampling or beam search. Every prompt is checked before any is queued."""
         listed = as_prompt_list(prompts)
-        params = _one_each(sampling_params, len(listed))
+        params = _one_each(params, len(listed))
         for i, (prompt, wishes) in enumerate(zip(listed, params, strict=True)):
             try:
                 self.llm_engine.validate(prompt, wishes)
@@ -92,7 +118,7 @@ class LLM:
         names = [f"generate-{next(self._numbers)}" for _ in listed]
         for name, prompt, wishes in zip(names, listed, params, strict=True):
             self.llm_engine.add_request(name, prompt, wishes)
-        return self._run(names, use_tqdm)
+        return self._run(names, show_progress)
 
     def chat(
         self,
@@ -146,7 +172,7 @@ class LLM:
         return list(done.values())
 
 
-def _one_each(params: Any, count: int) -> list[SamplingParams]:
+def _one_each(params: Any, count: int) -> list[Any]:
     if params is None:
         params = SamplingParams()
     if not isinstance(params, (list, tuple)):

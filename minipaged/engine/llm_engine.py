@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from minipaged.beam_search_params import BeamSearchParams
 from minipaged.blocks.eviction import EvictionPolicy
 from minipaged.blocks.manager import BlockManager
 from minipaged.blocks.prefix_cache import PrefixCache
 from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.config import ModelConfig
+from minipaged.engine.beam_request import BeamRequest
 from minipaged.engine.intake import Intake
 from minipaged.engine.prompts import RequestLimits
-from minipaged.engine.request import Request
+from minipaged.engine.request import Request, SamplingRequest
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidParameter
 from minipaged.outputs import RequestOutput
@@ -31,7 +33,7 @@ from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.preemption import PreemptionPolicy
 from minipaged.scheduling.scheduler import Schedule, Scheduler
 from minipaged.scheduling.sequence import Sequence
-from minipaged.step import Draw, ScorePrompt, Snapshot, StepPlan, StepResult
+from minipaged.step import BestCandidates, Draw, ScorePrompt, Snapshot, StepPlan, StepResult, TokenLogprob
 from minipaged.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("minipaged")
@@ -85,11 +87,11 @@ class LLMEngine:
 
     # ---------------------------------------------------------------- requests come and go
 
-    def validate(self, prompt: Any, params: SamplingParams) -> None:
+    def validate(self, prompt: Any, params: SamplingParams | BeamSearchParams) -> None:
         """Raises what add_request would raise for this prompt and these parameters; adds nothing."""
         self._intake.make_request("", 0, 0, prompt, params)
 
-    def add_request(self, request_id: str, prompt: Any, params: SamplingParams) -> None:
+    def add_request(self, request_id: str, prompt: Any, params: SamplingParams | BeamSearchParams) -> None:
         """Queue a request. What can never run is refused here, with the reason."""
         if not isinstance(request_id, str) or request_id in self._requests:
             raise InvalidParameter("request_id", request_id, "must be a string that no unfinished request has")
@@ -142,6 +144,7 @@ class LLMEngine:
     def _update(self, schedule: Schedule, result: StepResult) -> None:
         """Results go back: computed counts advance, tokens are appended, ended sequences free their blocks."""
         self.scheduler.advance(schedule)
+        candidates: dict[str, dict[int, tuple[TokenLogprob, ...]]] = {}
         for entry, rows in zip(schedule.plan.sampling, result.rows, strict=True):
             group, seq, _ = schedule.shares[entry.row]
             request = self._requests.get(group.request_id)
@@ -149,16 +152,27 @@ class LLMEngine:
                 continue
             if isinstance(entry, ScorePrompt):
                 request.add_prompt_scores(rows)
+            elif isinstance(entry, BestCandidates):
+                candidates.setdefault(request.request_id, {})[seq.seq_id] = rows
             else:
                 self._append_draws(request, seq, rows)
+        for request_id, rows in candidates.items():
+            self._advance_beams(self._requests[request_id], rows)
 
-    def _append_draws(self, request: Request, seq: Sequence, draws: tuple[Draw, ...]) -> None:
+    def _advance_beams(self, request: BeamRequest, candidates: dict[int, tuple[TokenLogprob, ...]]) -> None:
+        """All beams of a search have spoken in this step; nothing is shown before it is over."""
+        self._note_first_token(request)
+        request.advance(candidates, self.scheduler, self._seq_ids)
+        if request.state.is_over:
+            self._forget_if_finished(request)
+            self._to_report[request.request_id] = request
+
+    def _append_draws(self, request: SamplingRequest, seq: Sequence, draws: tuple[Draw, ...]) -> None:
         """Several draws from one row are a group's first ones: each sample gets a sequence, forked before any ends."""
         children = [
             self.scheduler.fork(request.group, seq, next(self._seq_ids), seq.seed + i) for i in range(1, len(draws))
         ]
-        if request.metrics.first_token_time is None:
-            request.metrics.first_token_time = time.perf_counter()
+        self._note_first_token(request)
         for member, draw in zip([seq, *children], draws, strict=True):
             member.append(draw.token_id)
             answer = request.answers[request.group.sequences.index(member)]
@@ -168,12 +182,17 @@ class LLMEngine:
         self._forget_if_finished(request)
         self._to_report[request.request_id] = request
 
+    def _note_first_token(self, request: Request) -> None:
+        if request.metrics.first_token_time is None:
+            request.metrics.first_token_time = time.perf_counter()
+
     # ---------------------------------------------------------------- ends
 
     def _end(self, request: Request, reason: str, error: BaseException | None = None) -> None:
         """End a request from outside; whatever it has is kept, and reported by the next report."""
         self.scheduler.finish_group(request.group, reason)
-        request.end(reason, error)
+        request.error = error
+        request.end(reason)
         self._forget_if_finished(request)
         self._to_report[request.request_id] = request
 

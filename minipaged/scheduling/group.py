@@ -36,12 +36,12 @@ TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRequest:
+class GroupSampling:
     """What the scheduler must know of a request's sampling to write it into the plan."""
 
     rules: SamplingRules = SamplingRules()
-    num_samples: int = 1  # drawn from the prompt's last token; each goes on as a sequence of its own
-    num_candidates: int = 0  # > 0: not drawn at all, but the best continuations of each beam (beam search)
+    num_samples: int = 1  # drawn from the prompt's last token, each a sequence of its own from then on; or beams
+    num_candidates: int = 0  # > 0: beam search, which draws nothing, and compares so many continuations of each beam
     needs_logprob: bool = False
     num_prompt_logprobs: int | None = None  # None: the prompt is not scored
     cache_salt: str = ""  # only requests with the same one share cached prefixes
@@ -51,12 +51,12 @@ class SequenceGroup:
     """One request. `number` is its place in the order of arrival: lower is served first and preempted last."""
 
     def __init__(
-        self, request_id: str, number: int, sequences: list[Sequence], sampling: SamplingRequest | None = None
+        self, request_id: str, number: int, sequences: list[Sequence], sampling: GroupSampling | None = None
     ) -> None:
         self.request_id = request_id
         self.number = number
         self.sequences = sequences
-        self.sampling = sampling or SamplingRequest()
+        self.sampling = sampling or GroupSampling()
         self.num_unforked = self.sampling.num_samples - 1  # how many sequences the first draw will add
         self.num_cached_tokens: int | None = None  # taken from the prefix cache when it first ran
         self.num_scored = 1  # prompt positions whose log-probability is known; nothing comes before the first
@@ -69,8 +69,8 @@ class SequenceGroup:
 
     @property
     def num_seqs(self) -> int:
-        """How many sequences run at the same time, those counted that the first draw will add."""
-        return len(self.live) + self.num_unforked
+        """How many sequences may run at the same time, with those that the first draw or a step of beams will add."""
+        return self.sampling.num_samples if self.in_lockstep else len(self.live) + self.num_unforked
 
     @property
     def in_lockstep(self) -> bool:

@@ -26,7 +26,7 @@ from minipaged.errors import InvariantBroken
 from minipaged.scheduling.group import GroupState, SequenceGroup
 from minipaged.scheduling.plan_builder import PlanBuilder
 from minipaged.scheduling.preemption import PreemptionPolicy, PreemptLatest
-from minipaged.scheduling.recompute import demand, drop_computed
+from minipaged.scheduling.recompute import demand, drop_computed, graft_siblings
 from minipaged.scheduling.sequence import Sequence
 from minipaged.scheduling.share import Share, divide
 from minipaged.step import Snapshot, StepPlan
@@ -212,17 +212,25 @@ class Scheduler:
         return ended
 
     def _start(self, group: SequenceGroup, prefix: Prefix, builder: PlanBuilder) -> bool:
-        """Give a waiting group its first share of the step; False where the budget has nothing for it."""
-        first = group.first_to_run
-        first.num_computed = len(prefix.blocks) * self.blocks.block_size
-        shares = self._divide([group], self.config.max_num_batched_tokens - builder.num_tokens)
-        if not shares:
-            first.num_computed = 0
+        """Give a waiting group its first share of the step; False where the budget has nothing for it.
+
+        A group takes cached blocks only together with a share: if this step fails, whoever reads its blocks must fail.
+        """
+        budget = self.config.max_num_batched_tokens - builder.num_tokens
+        if budget <= 0:
             return False
+        first = group.first_to_run
         if prefix.blocks:  # pinned before new blocks are taken
             self.prefixes.begin_with(first.seq_id, prefix)
+            first.num_computed = len(prefix.blocks) * self.blocks.block_size
+            graft_siblings(group, first, first.num_computed, self.blocks)
+        num_cached = first.num_computed
+        shares = self._divide([group], budget)
+        if not shares:
+            drop_computed(group, self.blocks)
+            return False
         if group.num_cached_tokens is None:
-            group.num_cached_tokens = first.num_computed
+            group.num_cached_tokens = num_cached
         self._queues.move(group, GroupState.RUNNING)
         for share in shares:
             builder.add(share)

@@ -10,16 +10,13 @@ import functools
 import random
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipaged.blocks.block_table import blocks_for
-from minipaged.engine.llm_engine import LLMEngine
-from minipaged.engine_args import EngineArgs
 from minipaged.sampling_params import SamplingParams
-from minipaged.worker.worker import Worker
 from tests.property.preempt_at_random import PreemptAtRandom
+from tests.tiny_engine import make_engine
 from tests.tiny_llama import random_prompt, tiny_llama
 
 SHAPES = ["gqa", "mha", "llama3_rope"]
@@ -28,19 +25,6 @@ SHAPES = ["gqa", "mha", "llama3_rope"]
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
     return {shape: tiny_llama(shape).save(tmp_path_factory.mktemp(shape)) for shape in SHAPES}
-
-
-def make_engine(directory, num_blocks, policy=None, free_order=None, **args):
-    """An engine over a tiny model, its pool full of NaN."""
-    args = EngineArgs(
-        model=directory, dtype="float64", skip_tokenizer_init=True, num_gpu_blocks_override=num_blocks, **args
-    )
-    worker = Worker(args)
-    worker.load(args.scheduler_config(worker.max_model_len).max_num_batched_tokens)
-    with torch.inference_mode():
-        for tensor in (tensor for layer in worker.cache.layers for tensor in layer):
-            tensor.fill_(float("nan"))
-    return LLMEngine(args, worker, policy=policy, free_order=free_order)
 
 
 def run(engine, requests):

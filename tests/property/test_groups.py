@@ -1,5 +1,5 @@
-"""The engine law for whole engines, on a shadow worker: n samples, early ends, shared beginnings, the prefix cache on
-and off, hash collisions, any pool, any preemption, any chunking, and steps that fail.
+"""The engine law for whole engines, on a shadow worker: n samples, beams, early ends, shared beginnings, the prefix
+cache on and off, hash collisions, any pool, any preemption, any chunking, and steps that fail.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minipaged.beam_search_params import BeamSearchParams
 from minipaged.blocks.block_table import blocks_for
 from minipaged.blocks.eviction import EvictFewestHits, EvictLeastRecentlyUsed
 from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs
 from minipaged.sampling_params import SamplingParams
+from tests.beam_oracle import beam_search
 from tests.property.preempt_at_random import PreemptAtRandom
-from tests.shadow_worker import ShadowWorker, shadow_logprob, solo_tokens
+from tests.shadow_worker import ShadowWorker, beam_logprobs, shadow_logprob, solo_tokens
+
+EOS = (4, 11, 17)
 
 requests = st.lists(
     st.fixed_dictionaries(
@@ -30,6 +34,7 @@ requests = st.lists(
             "seed": st.integers(0, 3),
             "stops": st.lists(st.integers(0, 19), max_size=4),
             "scored": st.booleans(),
+            "beams": st.booleans(),
             "salt": st.sampled_from(["", "", "mine"]),
             "arrival": st.integers(0, 12),
         }
@@ -58,6 +63,14 @@ def prompt_of(request):
     return tuple((request["family"] * 7 + j) % 20 for j in range(request["length"]))
 
 
+def expected_beams(request):
+    def logprobs(tokens):
+        return beam_logprobs((*prompt_of(request), *tokens), 20)
+
+    found = beam_search(logprobs, request["n"], request["max_tokens"], EOS).found
+    return [(one.tokens, one.reason) for one in found]
+
+
 def expected_tokens(request, i):
     tokens = solo_tokens(prompt_of(request), request["seed"] + i, request["max_tokens"], vocab_size=20)
     ends = [at for at, token in enumerate(tokens) if token in request["stops"]]
@@ -76,13 +89,17 @@ def run(engine, requests):
     while arriving or engine.has_unfinished_requests():
         while arriving and arriving[0][1]["arrival"] <= step:
             i, request = arriving.pop(0)
-            params = SamplingParams(
-                n=request["n"],
-                max_tokens=request["max_tokens"],
-                seed=request["seed"],
-                stop_token_ids=request["stops"],
-                prompt_logprobs=0 if request["scored"] else None,
-            )
+            if request["beams"]:
+                params = BeamSearchParams(request["n"], request["max_tokens"])
+            else:
+                params = SamplingParams(
+                    n=request["n"],
+                    max_tokens=request["max_tokens"],
+                    seed=request["seed"],
+                    ignore_eos=True,
+                    stop_token_ids=request["stops"],
+                    prompt_logprobs=0 if request["scored"] else None,
+                )
             prompt = {"prompt_token_ids": list(prompt_of(request)), "cache_salt": request["salt"]}
             engine.add_request(str(i), prompt, params)
         for output in engine.step():
@@ -121,7 +138,7 @@ def test_each_sample_gets_what_it_gets_alone(
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
     )
-    worker = FailingWorker(num_blocks, block_size, vocab_size=20)
+    worker = FailingWorker(num_blocks, block_size, vocab_size=20, eos=EOS)
     worker.fail_at = fail_at
     engine = LLMEngine(
         args,
@@ -134,6 +151,10 @@ def test_each_sample_gets_what_it_gets_alone(
     with mock.patch("minipaged.blocks.prefix_cache.block_key", key) if collide else nullcontext():
         outputs = run(engine, requests)
     for request, output in zip(requests, outputs, strict=True):
+        if request["beams"]:
+            if not output.error:
+                assert [(a.token_ids, a.finish_reason) for a in output.outputs] == expected_beams(request)
+            continue
         for i, answer in enumerate(output.outputs):
             expected = expected_tokens(request, i)
             if answer.finish_reason == "error":

@@ -125,9 +125,9 @@ def test_an_abort_frees_every_sample():
 
 
 def test_more_samples_than_the_pool_can_ever_hold_are_refused_with_the_numbers():
+    message = r"n = 4: so many sequences behind a prompt of 6 tokens need 5 KV blocks.* the pool has 4"
+    with pytest.raises(ValueError, match=message):
+        make_engine(num_blocks=4).add_request("a", {"prompt_token_ids": [1] * 6}, SamplingParams(n=4))
     engine = make_engine(num_blocks=5)
-    with pytest.raises(ValueError, match=r"n = 4: so many samples of a prompt of 6 tokens need 5 KV blocks.* has 4"):
-        make = make_engine(num_blocks=4)
-        make.add_request("a", {"prompt_token_ids": [1] * 6}, SamplingParams(n=4))
     engine.add_request("a", {"prompt_token_ids": [1] * 6}, SamplingParams(n=4, max_tokens=2))
     run(engine)

@@ -26,11 +26,17 @@ def _dtype(field: str, value: Any) -> str:
     return one_of(DTYPES)(field, name if str(value).startswith("torch.") else value)
 
 
+def _name(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidParameter(field, value, "must be a string")
+    return value
+
+
 def _only(supported: Any, what: str) -> Check:
     """Refuse by name what this version has not, rather than accept and ignore it."""
 
     def check(field: str, value: Any) -> Any:
-        if value != supported:
+        if not isinstance(value, (bool, int, float, str)) or value != supported:
             raise InvalidParameter(field, value, f"must be {supported!r}: {what} is not supported yet")
         return supported
 
@@ -51,6 +57,8 @@ _CHECKS: dict[str, Check] = {
     "num_gpu_blocks_override": optional(_COUNT),
     "kv_cache_memory_bytes": optional(_COUNT),
     "gpu_memory_utilization": number("must be a number above 0, at most 1", lambda v: 0 < v <= 1),
+    "attention_backend": _name,
+    "device": _name,
     "seed": integer("must be an integer of 64 bits", lambda v: -(2**63) <= v < 2**64),
     "enable_prefix_caching": flag,
     "preemption_mode": _only("recompute", "preemption by swapping"),

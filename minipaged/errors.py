@@ -17,12 +17,22 @@ class InvalidInput(MinipagedError, ValueError):
     """A user's mistake. `field` and `value` are kept for programs; the message is for people."""
 
     def __init__(self, field: str, value: Any, allowed: str) -> None:
-        shown = repr(value)
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        super().__init__(f"{field} = {shown}: {allowed}")
+        super().__init__(field, value, allowed)
         self.field = field
         self.value = value
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        return f"{self.field} = {_shown(self.value)}: {self.allowed}"
+
+
+def _shown(value: Any) -> str:
+    """The value in at most 120 characters, whatever its own repr may do."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of thousands of digits has none
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 class InvalidParameter(InvalidInput):
@@ -43,10 +53,6 @@ class UnsupportedModel(InvalidInput):
 
 class BrokenCheckpoint(InvalidInput):
     """The model's files are truncated, or contradict each other."""
-
-
-class EngineStepFailed(MinipagedError, RuntimeError):
-    """A step raised inside the engine; its cause is chained. The requests of that step have ended."""
 
 
 class BlockError(MinipagedError, RuntimeError):

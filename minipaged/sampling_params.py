@@ -34,7 +34,8 @@ def _list(allowed: str, test: Callable[[Any], bool]) -> Callable[[str, Any], lis
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+    """Non-empty, and valid Unicode: half a surrogate pair is in no tokenizer's text."""
+    return isinstance(value, str) and value != "" and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _is_token_id(value: Any) -> bool:
@@ -65,7 +66,7 @@ def _logit_bias(field: str, value: Any) -> dict[int, float]:
         raise InvalidParameter(field, value, allowed)
     bias = {}
     for key, added in value.items():
-        token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token_id = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
         if not _is_token_id(token_id) or token_id in bias:
             raise InvalidParameter(field, value, allowed)
         bias[int(token_id)] = number(allowed, lambda v: -100 <= v <= 100)(field, added)

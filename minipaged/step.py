@@ -135,9 +135,9 @@ class ScoredToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One entry for each entry of StepPlan.sampling: its draws, its candidates (best first), or its scored targets."""
+    """An entry for each entry of StepPlan.sampling: its draws, its candidates (best first), or its scored targets."""
 
-    rows: tuple[tuple[Draw, ...] | tuple[TokenLogprob, ...] | tuple[ScoredToken, ...], ...]
+    entries: tuple[tuple[Draw, ...] | tuple[TokenLogprob, ...] | tuple[ScoredToken, ...], ...]
 
 
 class LogicalBlock(NamedTuple):

@@ -27,7 +27,7 @@ CORE = {
     "model/llama.py": "the model",
     "worker/kv_cache.py": "the pool, and block copies",
     "worker/worker.py": "applies a plan",
-    "worker/answers.py": "logits of the rows that speak",
+    "worker/results.py": "logits of the rows that speak",
     "worker/sampler.py": "logits to tokens",
     "decoding/stopping.py": "when a sequence ends",
     "engine/answer.py": "one sequence's text and its end",

@@ -68,7 +68,7 @@ def show_stats(session: ChatSession, _: str) -> None:
         if num_tokens > 1:
             seconds = metrics.finished_time - metrics.first_token_time
             session.say(f"  then {(num_tokens - 1) / seconds:.1f} tokens/s")
-    slots = snapshot.num_used_blocks * snapshot.block_size
+    slots = max(1, snapshot.num_used_blocks * snapshot.block_size)  # an answer that was stopped at once used none
     session.say(
         f"  KV blocks in use {snapshot.num_used_blocks} of {len(snapshot.ref_counts)}; "
         f"filled {snapshot.num_filled} of {slots} slots ({snapshot.num_filled / slots:.0%})"

@@ -7,6 +7,7 @@ from rich.console import Console
 from minipaged.engine.conversation import Conversation
 from minipaged.engine.interrupt import deferred_interrupt
 from minipaged.engine.llm_engine import LLMEngine
+from minipaged.errors import UnsupportedModel
 from minipaged.outputs import RequestOutput
 from minipaged.sampling_params import SamplingParams
 from minipaged.step import Snapshot, StepPlan, StepResult
@@ -22,9 +23,11 @@ class ChatSession:
         self.params = params
         self.out = out
         self.notes = notes
-        max_model_len = engine.worker.max_model_len
-        room = min(params.max_tokens or max_model_len, max_model_len // 2)
-        self.conversation = Conversation(engine.tokenizer, max_model_len, room, system)
+        if not engine.tokenizer.has_chat_template:
+            raise UnsupportedModel("model", engine.worker.path.name, "it has no chat template")
+        context = min(engine.worker.max_model_len, engine.blocks.num_blocks * engine.blocks.block_size)
+        room = min(params.max_tokens or context, context // 2)
+        self.conversation = Conversation(engine.tokenizer, context, room, system)
         self.last: RequestOutput | None = None
         self.fullest: Snapshot | None = None  # of the last answer, the moment with the most tokens in the cache
         self._num_turns = 0
@@ -32,14 +35,14 @@ class ChatSession:
 
     def say(self, text: str) -> None:
         """A word to the user that is not part of an answer."""
-        self.notes.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        self.notes.print(text, style="dim", markup=False, highlight=False, soft_wrap=True, emoji=False)
 
     def answer(self, message: str) -> None:
         """Stream the answer to one message. Ctrl-C ends the answer; what was said until then stays."""
         turn = self.conversation.ask(message)
         if turn.num_forgotten:
             self.say(
-                f"(the conversation outgrew the context of {self.conversation.max_model_len} tokens: "
+                f"(the conversation outgrew the context of {self.conversation.context} tokens: "
                 f"its oldest {turn.num_forgotten} exchange(s) are forgotten)"
             )
         self.fullest = None
@@ -69,17 +72,19 @@ class ChatSession:
                     if output.request_id != request_id:
                         continue
                     text = output.outputs[0].text
-                    self.out.print(text[num_shown:], end="", markup=False, highlight=False, soft_wrap=True)
-                    self.out.file.flush()
+                    # Not through rich, which would expand tabs and turn :smile: into a picture.
+                    print(text[num_shown:], end="\n" if output.finished else "", file=self.out.file, flush=True)
                     num_shown = len(text)
                     if output.finished:
-                        self.out.print()
                         return output
 
     def _explain_end(self, output: RequestOutput) -> None:
         [completion] = output.outputs
         if completion.finish_reason == "length":
-            self.say(f"(cut after {len(completion.token_ids)} tokens; --max-tokens sets how long an answer may be)")
+            count = len(completion.token_ids)
+            by_choice = count == self.params.max_tokens
+            reason = "--max-tokens sets how long an answer may be" if by_choice else "the context is full"
+            self.say(f"(cut after {count} tokens: {reason})")
         elif completion.finish_reason == "abort":
             self.say("(stopped)")
         elif completion.finish_reason == "error":

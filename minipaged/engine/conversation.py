@@ -27,14 +27,15 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """`room` is how many tokens an answer shall have space for within `max_model_len`."""
+    """`room` is how many tokens of the `context` an answer shall have space for."""
 
     tokenizer: Tokenizer
-    max_model_len: int
+    context: int
     room: int
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)  # without the system prompt
     _token_ids: list[int] = field(default_factory=list)  # of everything so far, the last answer included
+    _before: tuple[list[dict[str, str]], list[int]] = ((), ())  # messages and token ids before the last `ask`
 
     def reset(self, system: str | None = None) -> None:
         """Start anew; the system prompt is the given one."""
@@ -52,31 +53,30 @@ class Conversation:
         if self._token_ids:
             token_ids = continue_conversation(self.tokenizer, self._with_system(messages), self._token_ids)
         forgotten = 0
-        while token_ids is None or len(token_ids) + self.room > self.max_model_len:
+        while token_ids is None or len(token_ids) + self.room > self.context:
             if token_ids is not None:
                 if len(messages) < 3:
                     raise InvalidPrompt(
                         "message",
                         text,
-                        f"has {len(token_ids)} tokens with the template; {self.max_model_len - self.room} leave room "
-                        f"for an answer of {self.room} tokens in the context of {self.max_model_len}",
+                        f"has {len(token_ids)} tokens with the template; {self.context - self.room} leave room "
+                        f"for an answer of {self.room} tokens in the context of {self.context}",
                     )
                 messages = messages[2:]
                 forgotten += 1
             token_ids = encode_chat(self.tokenizer, self._with_system(messages))
-        self.messages = messages
-        self._token_ids = token_ids
+        self._before = (self.messages, self._token_ids)
+        self.messages, self._token_ids = messages, token_ids
         return Turn(token_ids, forgotten)
 
     def answered(self, text: str, token_ids: Sequence[int]) -> None:
         """The answer as it came, complete or cut short."""
-        self.messages.append({"role": "assistant", "content": text})
+        self.messages = [*self.messages, {"role": "assistant", "content": text}]
         self._token_ids = [*self._token_ids, *token_ids]
 
     def take_back(self) -> None:
-        """Nothing came in answer to the last message: forget it."""
-        self.messages.pop()
-        self._token_ids = []
+        """Nothing came in answer to the last message: all is as before it was asked."""
+        self.messages, self._token_ids = self._before
 
     def _with_system(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]

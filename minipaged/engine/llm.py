@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from minipaged.beam_search_params import BeamSearchParams
+from minipaged.blocks.eviction import EvictionPolicy
 from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.engine.interrupt import deferred_interrupt
 from minipaged.engine.llm_engine import LLMEngine, OnStep
@@ -16,6 +18,7 @@ from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidInput, InvalidParameter, InvalidPrompt
 from minipaged.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from minipaged.sampling_params import SamplingParams
+from minipaged.scheduling.preemption import PreemptionPolicy
 from minipaged.text.chat_template import encode_chat
 from minipaged.text.tokenizer import load_tokenizer
 from minipaged.worker.worker import Worker
@@ -41,7 +44,8 @@ class PinnedPrefix:
 
 
 class LLM:
-    """A model, ready to generate. Arguments are those of EngineArgs; `on_step` is called in each step (LLMEngine).
+    """A model, ready to generate. Arguments are those of EngineArgs; `on_step` is called in each step (LLMEngine), and
+    the two policies replace who is preempted and what is evicted (scheduling/preemption.py, blocks/eviction.py).
 
     from minipaged import LLM, SamplingParams
     llm = LLM()
@@ -49,15 +53,26 @@ class LLM:
     print(output.outputs[0].text)
     """
 
-    def __init__(self, model: Any = None, *, on_step: OnStep | None = None, **engine_args: Any) -> None:
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        on_step: OnStep | None = None,
+        policy: PreemptionPolicy | None = None,
+        eviction_policy: EvictionPolicy | None = None,
+        **engine_args: Any,
+    ) -> None:
         args = EngineArgs(model=model, **engine_args)
         worker = Worker(args)
         tokenizer = None
         if not args.skip_tokenizer_init:
             tokenizer = load_tokenizer(worker.tokenizer_source)
         worker.load(args.scheduler_config(worker.max_model_len).max_num_batched_tokens)
-        self.llm_engine = LLMEngine(args, worker, tokenizer, on_step=on_step)
+        self.llm_engine = LLMEngine(
+            args, worker, tokenizer, policy=policy, on_step=on_step, eviction_policy=eviction_policy
+        )
         self._numbers = itertools.count()
+        self._lock = threading.Lock()  # calls from several threads take turns: a step belongs to one of them
 
     def describe(self) -> str:
         """The model, where it runs, and the pool, in one line."""
@@ -113,8 +128,12 @@ class LLM:
                 self.llm_engine.validate(prompt, wishes)
             except InvalidInput as error:
                 if len(listed) > 1:
-                    error.args = (f"prompt {i} of {len(listed)}: {error}",)
+                    error.allowed += f" (request {i} of {len(listed)})"
                 raise
+        with self._lock:
+            return self._run_all(listed, params, show_progress)
+
+    def _run_all(self, listed: list[Any], params: list[Any], show_progress: bool) -> list[RequestOutput]:
         names = [f"generate-{next(self._numbers)}" for _ in listed]
         for name, prompt, wishes in zip(names, listed, params, strict=True):
             self.llm_engine.add_request(name, prompt, wishes)
@@ -158,17 +177,26 @@ class LLM:
         return PinnedPrefix(prefixes, prefixes.pin(output.prompt_token_ids, salt))
 
     def _run(self, names: list[str], show_progress: bool) -> list[RequestOutput]:
-        """Step until every one of `names` has ended. Whatever goes wrong, none of them stays behind."""
+        """Step until every one of `names` has ended. Whatever goes wrong, none of them stays behind.
+
+        Requests that somebody else has added to the engine go on meanwhile; whoever steps next is told of their ends.
+        """
         engine, done = self.llm_engine, dict.fromkeys(names)
+        others: list[RequestOutput] = []
         try:
             with deferred_interrupt() as interrupt, GenerationProgress(len(names), show_progress) as progress:
                 while any(output is None for output in done.values()):
-                    interrupt.check()
                     outputs = engine.step()
-                    done.update((out.request_id, out) for out in outputs if out.finished and out.request_id in done)
+                    for output in outputs:
+                        if output.finished and output.request_id in done:
+                            done[output.request_id] = output
+                        elif output.finished:
+                            others.append(output)
                     progress.update(outputs)
+                    interrupt.check()
         finally:
-            engine.abort_request(names)
+            engine.abort_request(names, report=False)
+            engine.report_again(others)
         return list(done.values())
 
 

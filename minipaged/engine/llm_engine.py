@@ -81,7 +81,8 @@ class LLMEngine:
         )
         self._intake = Intake(tokenizer, limits, worker.config.eos_token_ids, args.seed)
         self._requests: dict[str, Request] = {}  # the unfinished ones
-        self._to_report: dict[str, Request] = {}  # those with something new, in the order it came
+        self._to_report: dict[int, Request] = {}  # those with something new by number, in the order it came
+        self._report_again: list[RequestOutput] = []
         self._numbers = itertools.count()
         self._seq_ids = itertools.count()
 
@@ -99,18 +100,29 @@ class LLMEngine:
         self._requests[request_id] = request
         self.scheduler.add(request.group)
 
-    def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End requests wherever they are. Their blocks are free at once; the next step reports them with "abort".
+    def abort_request(self, request_id: str | Iterable[str], report: bool = True) -> None:
+        """End requests wherever they are. Their blocks are free at once; the next step reports them with "abort", or
+        says nothing of them (`report`).
 
         An id that is unknown or finished is no error: it may have finished a moment ago.
         """
-        for name in [request_id] if isinstance(request_id, str) else list(request_id):
-            if name in self._requests:
-                self._end(self._requests[name], "abort")
+        names = [request_id] if isinstance(request_id, str) else request_id
+        if not isinstance(names, Iterable):
+            raise InvalidParameter("request_id", request_id, "must be a string, or several")
+        for name in list(names):
+            request = self._requests.get(name)
+            if request is not None:
+                self._end(request, "abort")
+                if not report:
+                    del self._to_report[request.group.number]
+
+    def report_again(self, outputs: Iterable[RequestOutput]) -> None:
+        """Outputs that a step returned to somebody else: the next step returns them once more."""
+        self._report_again += outputs
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would report anything more."""
-        return bool(self._requests or self._to_report)
+        return bool(self._requests or self._to_report or self._report_again)
 
     # ---------------------------------------------------------------- one step
 
@@ -118,6 +130,7 @@ class LLMEngine:
         """Bring requests one step forward. Returns those with something new; each reports its end exactly once."""
         schedule = self._plan()
         snapshot = self.scheduler.snapshot(schedule) if self.on_step else None
+        self.blocks.drain_events()  # a snapshot has taken them, or nobody wants them
         result = None
         with self._ending_requests_on_error(schedule):
             result = self.worker.execute(schedule.plan) if schedule.plan.work else StepResult(())
@@ -145,7 +158,7 @@ class LLMEngine:
         """Results go back: computed counts advance, tokens are appended, ended sequences free their blocks."""
         self.scheduler.advance(schedule)
         candidates: dict[str, dict[int, tuple[TokenLogprob, ...]]] = {}
-        for entry, rows in zip(schedule.plan.sampling, result.rows, strict=True):
+        for entry, rows in zip(schedule.plan.sampling, result.entries, strict=True):
             group, seq, _ = schedule.shares[entry.row]
             request = self._requests.get(group.request_id)
             if request is None or seq.is_finished:  # aborted while the step ran
@@ -165,7 +178,7 @@ class LLMEngine:
         request.advance(candidates, self.scheduler, self._seq_ids)
         if request.state.is_over:
             self._forget_if_finished(request)
-            self._to_report[request.request_id] = request
+            self._to_report[request.group.number] = request
 
     def _append_draws(self, request: SamplingRequest, seq: Sequence, draws: tuple[Draw, ...]) -> None:
         """Several draws from one row are a group's first ones: each sample gets a sequence, forked before any ends."""
@@ -180,7 +193,7 @@ class LLMEngine:
             if answer.finish_reason is not None:
                 self.scheduler.finish(member, request.group, answer.finish_reason)
         self._forget_if_finished(request)
-        self._to_report[request.request_id] = request
+        self._to_report[request.group.number] = request
 
     def _note_first_token(self, request: Request) -> None:
         if request.metrics.first_token_time is None:
@@ -194,7 +207,7 @@ class LLMEngine:
         request.error = error
         request.end(reason)
         self._forget_if_finished(request)
-        self._to_report[request.request_id] = request
+        self._to_report[request.group.number] = request
 
     def _forget_if_finished(self, request: Request) -> None:
         if not request.group.live:
@@ -221,4 +234,5 @@ class LLMEngine:
     def _report(self) -> list[RequestOutput]:
         outputs = [request.output() for request in self._to_report.values()]
         self._to_report.clear()
-        return outputs
+        again, self._report_again = self._report_again, []
+        return again + outputs

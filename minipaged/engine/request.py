@@ -77,8 +77,8 @@ class SamplingRequest(Request):
             answer.end(reason)
 
     def completions(self) -> list[CompletionOutput]:
-        """Of more samples than the user wants, the most probable ones, best first."""
+        """Of more samples than the user wants, the most probable ones, best first, once that is known."""
         answers = self.answers
-        if len(answers) > self.params.n:
-            answers = sorted(answers, key=lambda answer: -answer.cumulative_logprob)[: self.params.n]
-        return [answer.output(index) for index, answer in enumerate(answers)]
+        if len(answers) > self.params.n and not self.group.live:
+            answers = sorted(answers, key=lambda answer: -answer.cumulative_logprob)
+        return [answer.output(index) for index, answer in enumerate(answers[: self.params.n])]

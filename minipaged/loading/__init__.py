@@ -35,10 +35,16 @@ def find_model(model: str | os.PathLike[str] | None = None, *, progress: bool = 
     """
     if model is None or model == "default":
         return find_default_model(progress)
-    name, path = os.fspath(model), Path(model).expanduser()
-    if name and path.is_dir():  # an empty name is not the current directory
+    name = os.fspath(model)
+    try:
+        path = Path(os.path.expanduser(name))
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # a name too long for a file system, a NUL in it
+        raise ModelNotFound("model", name, f"is no path and no hub id ({error})") from error
+    exists = exists and name != ""  # an empty name is not the current directory
+    if exists and path.is_dir():
         return path
-    if path.is_file():
+    if exists:
         return _converted(path, progress)
     if is_hub_id(name):
         return fetch_from_hub(name, progress)

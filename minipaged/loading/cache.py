@@ -17,6 +17,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from minipaged.errors import ModelNotFound
+
 CONVERSION = 1  # raise it when the converters write something else: what earlier ones wrote is then made anew
 
 
@@ -35,9 +37,18 @@ def make_once(final: Path, build: Callable[[Path], None]) -> Path:
     """`final`, which is made first if it is not there, by `build(directory)` filling an empty directory.
 
     What `build` raises passes through, and nothing is left behind. A process that comes while another one builds waits.
+    Raises ModelNotFound where the cache folder cannot be written.
     """
     if final.is_dir():
         return final
+    try:
+        return _make(final, build)
+    except OSError as error:
+        allowed = f"the cache folder cannot be used ({error}); MINIPAGED_CACHE names another one"
+        raise ModelNotFound("cache folder", str(cache_directory()), allowed) from error
+
+
+def _make(final: Path, build: Callable[[Path], None]) -> Path:
     from filelock import FileLock  # only a first start needs it
 
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises BrokenCheckpoint."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # a UnicodeDecodeError is one too
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
         raise BrokenCheckpoint(path.name, str(path), f"the file is not valid JSON ({error})") from error
     if not isinstance(content, dict):
         raise BrokenCheckpoint(path.name, content, "the file must hold a JSON object")
@@ -101,8 +101,11 @@ def _refuse_mistral_unless_it_is_a_llama(config: dict[str, Any]) -> None:
 
 
 def _rope(config: dict[str, Any]) -> RopeConfig:
-    """Old files have rope_theta and rope_scaling; since transformers 5 both are in rope_parameters."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """Old files have rope_theta and rope_scaling; since transformers 5 both are in rope_parameters.
+
+    Where a file has both, transformers reads rope_scaling.
+    """
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
         raise BrokenCheckpoint("rope_parameters", parameters, "must be an object")
     everything = {**config, **parameters}

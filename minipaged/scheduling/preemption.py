@@ -7,7 +7,6 @@ goes first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from minipaged.scheduling.group import SequenceGroup
@@ -16,13 +15,17 @@ from minipaged.scheduling.group import SequenceGroup
 class PreemptionPolicy(Protocol):
     """Tests pass one that preempts at random: when a token comes may change, which one may not."""
 
-    def next_victim(self, running: Sequence[SequenceGroup], must: bool) -> SequenceGroup | None:
-        """One of `running` (in order of arrival, not empty), or None where nobody has to go and nobody shall."""
+    def next_victim(self, running: tuple[SequenceGroup, ...], must: bool) -> SequenceGroup | None:
+        """One of `running` (in order of arrival, not empty), or None where nobody has to go and nobody shall.
+
+        Whoever is named, its tokens are kept and it comes back when there is room, so a policy cannot lose anything. A
+        step that preempts admits nobody; a policy that always names somebody would starve the others.
+        """
         ...
 
 
 class PreemptLatest:
     """The latest arrival, and only when somebody must go."""
 
-    def next_victim(self, running: Sequence[SequenceGroup], must: bool) -> SequenceGroup | None:
+    def next_victim(self, running: tuple[SequenceGroup, ...], must: bool) -> SequenceGroup | None:
         return running[-1] if must else None

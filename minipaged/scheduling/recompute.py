@@ -19,7 +19,7 @@ from minipaged.scheduling.group import SequenceGroup
 from minipaged.scheduling.sequence import Sequence, Stem
 
 
-def drop_computed(group: SequenceGroup, blocks: BlockManager) -> None:
+def give_up_blocks(group: SequenceGroup, blocks: BlockManager) -> None:
     """Preemption by recompute: free all blocks of a group, and note what its sequences will share when they return."""
     for seq in group.live:
         blocks.free(seq.seq_id)
@@ -42,7 +42,7 @@ def demand(group: SequenceGroup, block_size: int) -> int:
 def graft_siblings(group: SequenceGroup, parent: Sequence, num_computed: int, blocks: BlockManager) -> None:
     """Those that wait for the parent's first blocks take them once they are computed, or planned to be; and so on."""
     for seq in group.live:
-        if seq.stem and seq.stem.parent is parent and seq.stem.num_blocks * blocks.block_size <= num_computed:
+        if seq.stem and seq.stem.sibling is parent and seq.stem.num_blocks * blocks.block_size <= num_computed:
             blocks.share_prefix(parent.seq_id, seq.seq_id, seq.stem.num_blocks)
             seq.num_computed = seq.stem.num_blocks * blocks.block_size
             seq.stem = None

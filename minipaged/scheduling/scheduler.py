@@ -26,7 +26,7 @@ from minipaged.errors import InvariantBroken
 from minipaged.scheduling.group import GroupState, SequenceGroup
 from minipaged.scheduling.plan_builder import PlanBuilder
 from minipaged.scheduling.preemption import PreemptionPolicy, PreemptLatest
-from minipaged.scheduling.recompute import demand, drop_computed, graft_siblings
+from minipaged.scheduling.recompute import demand, give_up_blocks, graft_siblings
 from minipaged.scheduling.sequence import Sequence
 from minipaged.scheduling.share import Share, divide
 from minipaged.step import Snapshot, StepPlan
@@ -126,7 +126,6 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Decide the next step and reserve its blocks. The plan's work is empty where nothing can run."""
-        self.blocks.drain_events()
         shares, preempted = self._keep_what_fits()
         outgrown = [group for group in preempted if group.state is GroupState.FINISHED]
         builder = PlanBuilder(self._step, self.blocks, self.prefixes)
@@ -160,7 +159,10 @@ class Scheduler:
         while self._queues.running:
             shares = self._divide(self._queues.running, self.config.max_num_batched_tokens)
             needed = self.blocks.num_blocks_needed((share.seq.seq_id, share.end) for share in shares)
-            victim = self.policy.next_victim(self._queues.running, must=needed > self.blocks.num_free)
+            must = needed > self.blocks.num_free
+            victim = self.policy.next_victim(tuple(self._queues.running), must)
+            if victim is None and must:
+                raise InvariantBroken(f"{self.policy!r} names no victim: {needed} blocks > {self.blocks.num_free} free")
             if victim is None:
                 return shares, preempted
             self._preempt(victim)
@@ -176,7 +178,7 @@ class Scheduler:
         A group that would not fit into the whole pool could never come back: it ends here and keeps its tokens.
         """
         self.num_preemptions += 1
-        drop_computed(group, self.blocks)
+        give_up_blocks(group, self.blocks)
         if demand(group, self.blocks.block_size) > self.blocks.num_blocks:
             self.finish_group(group, "length")
         else:
@@ -227,7 +229,7 @@ class Scheduler:
         num_cached = first.num_computed
         shares = self._divide([group], budget)
         if not shares:
-            drop_computed(group, self.blocks)
+            give_up_blocks(group, self.blocks)
             return False
         if group.num_cached_tokens is None:
             group.num_cached_tokens = num_cached

@@ -15,7 +15,7 @@ from typing import NamedTuple
 class Stem(NamedTuple):
     """Where a preempted sequence's beginning will come from: a sibling's first full blocks, computed once again."""
 
-    parent: Sequence
+    sibling: Sequence
     num_blocks: int
 
 

@@ -16,7 +16,7 @@ def resolve_device(device: str) -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError):
         resolved = None
-    if resolved is None or resolved.type not in ("cpu", "cuda"):
+    if resolved is None or resolved.type not in ("cpu", "cuda") or (resolved.type == "cpu" and resolved.index):
         raise InvalidParameter("device", device, "must be auto, cpu, cuda or cuda:N")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise InvalidParameter("device", device, f"this machine has {torch.cuda.device_count()} CUDA devices")

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from minipaged.engine_args import EngineArgs
-from minipaged.errors import InvalidParameter
+from minipaged.errors import InvalidParameter, InvariantBroken
 from minipaged.loading import find_model, read_model_config, read_weights
 from minipaged.model.attention import make_backend
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.llama import Llama
 from minipaged.model.weights import load_weights
 from minipaged.step import SequenceWork, StepPlan, StepResult
-from minipaged.worker.answers import answer_plan
 from minipaged.worker.device import resolve_device, resolve_dtype
 from minipaged.worker.kv_cache import KVCache, bytes_per_block
 from minipaged.worker.pool_size import num_device_blocks
+from minipaged.worker.results import answer_plan
 
 
 class Worker:
@@ -62,6 +62,8 @@ class Worker:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply one plan. The order is the contract's: moves first, then the model, which writes before it reads."""
+        if plan.swap_out or plan.swap_in:
+            raise InvariantBroken("the plan swaps, and this worker has no host pool")
         self.cache.copy_blocks(plan.copies)
         batch = RaggedBatch.build(plan.work, self.args.block_size, self.device)
         hidden = self.model(batch, self.cache.layers)  # [T, E]
@@ -81,7 +83,10 @@ class Worker:
         return asked or limit
 
     def _make_cache(self, num_blocks: int) -> KVCache:
-        return KVCache(self.config, num_blocks, self.args.block_size, self.dtype, self.device)
+        try:
+            return KVCache(self.config, num_blocks, self.args.block_size, self.dtype, self.device)
+        except (RuntimeError, OverflowError, TypeError) as error:  # torch's words for too much, and for far too much
+            raise InvalidParameter("number of KV blocks", num_blocks, f"do not fit into memory ({error})") from error
 
     def _run_largest(self, num_tokens: int) -> None:
         """The step that needs the most memory: every token of the budget in one prompt, on a pool just for it."""

@@ -61,7 +61,7 @@ def prompts_of(session):
 def test_what_streams_is_the_answer_s_text(session):
     session.answer("Hello")
     assert session.out.file.getvalue() == session.last.outputs[0].text + "\n"
-    assert "(cut after 12 tokens" in said(session)
+    assert "(cut after 12 tokens: --max-tokens" in said(session)
 
 
 def test_each_turn_continues_the_tokens_of_the_last_one_exactly(session):
@@ -177,7 +177,7 @@ def test_a_wrong_argument_is_explained_without_a_traceback(capsys):
 
 
 def test_a_conversation_encoded_turn_by_turn_reads_as_the_template_writes_it(tokenizer):
-    conversation = Conversation(tokenizer, max_model_len=500, room=50, system="Be brief.")
+    conversation = Conversation(tokenizer, context=500, room=50, system="Be brief.")
     conversation.ask("One?")
     answer = tokenizer.encode("1.", add_special_tokens=False) + [tokenizer.eos_token_id]
     conversation.answered("1.", answer)

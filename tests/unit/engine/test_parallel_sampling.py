@@ -95,7 +95,7 @@ def test_the_best_of_more_samples_are_returned_best_first():
 
     def with_logprobs(plan):
         result = execute(plan)
-        return type(result)(tuple(tuple(map(scored, row)) for row in result.rows))
+        return type(result)(tuple(tuple(map(scored, row)) for row in result.entries))
 
     engine.worker.execute = with_logprobs
     add(engine, "a", n=2, best_of=5)

@@ -51,7 +51,7 @@ class Driver:
         for group in schedule.outgrown:
             self._record(group)
         self.scheduler.advance(schedule)
-        for entry, (draw,) in zip(schedule.plan.sampling, result.rows, strict=True):
+        for entry, (draw,) in zip(schedule.plan.sampling, result.entries, strict=True):
             group, seq, _ = schedule.shares[entry.row]
             if seq.is_finished:  # aborted between plan and apply
                 continue

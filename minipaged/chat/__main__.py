@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import os
 import sys
 import threading
 import time
@@ -16,7 +18,6 @@ from rich.console import Console
 
 from minipaged.chat.commands import Quit, run_command
 from minipaged.chat.session import ChatSession
-from minipaged.engine.llm import LLM
 from minipaged.errors import InvalidInput, MinipagedError
 from minipaged.sampling_params import SamplingParams
 from minipaged.text.chat_template import encode_chat
@@ -28,9 +29,15 @@ with contextlib.suppress(ImportError):  # Windows has none; with it, the prompt 
 def main(arguments: list[str] | None = None) -> int:
     """Run the chat; returns the exit status."""
     args = parse_arguments(arguments)
+    for stream in (sys.stdin, sys.stdout):  # what is no text in the terminal's encoding shall not end the chat
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     out, notes = Console(), Console(stderr=True)
     begin = time.perf_counter()
     try:
+        # Imported here, where Ctrl-C is expected: torch takes seconds.
+        from minipaged.engine.llm import LLM
+
         params = SamplingParams(
             temperature=args.temperature, top_p=args.top_p, max_tokens=args.max_tokens, seed=args.seed
         )
@@ -53,8 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
     session.say(f"{llm.describe()}; ready after {time.perf_counter() - begin:.1f} s. /help lists the commands.")
     # The first rendering of a chat template imports transformers, a second or more: do it while the user types.
     threading.Thread(target=encode_chat, args=(llm.llm_engine.tokenizer, [{"role": "user", "content": "Hi"}])).start()
-    with contextlib.suppress(BrokenPipeError):  # whoever read the answers has left
+    try:
         converse(session)
+    except BrokenPipeError:  # whoever read the answers has left; what is still unwritten has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -100,8 +109,10 @@ def converse(session: ChatSession) -> None:
 
 def read_line(session: ChatSession) -> str:
     """One line of input; a prompt is shown only to a person."""
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and sys.stdout.isatty():
         return input("\n> ").strip()
+    if sys.stdin.isatty():  # answers go elsewhere, and the prompt must not
+        session.notes.print("\n> ", end="")
     line = sys.stdin.readline()
     if not line:
         raise EOFError

@@ -24,7 +24,9 @@ class ChatSession:
         self.out = out
         self.notes = notes
         if not engine.tokenizer.has_chat_template:
-            raise UnsupportedModel("model", engine.worker.path.name, "it has no chat template")
+            raise UnsupportedModel(
+                "chat template", None, "the model has none, so it cannot chat; LLM.generate takes prompts"
+            )
         context = min(engine.worker.max_model_len, engine.blocks.num_blocks * engine.blocks.block_size)
         room = min(params.max_tokens or context, context // 2)
         self.conversation = Conversation(engine.tokenizer, context, room, system)

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+FEW_ROWS = 256  # beyond, both orders of a product are as fast
+
 
 def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
     """Memory for weights that are still to come."""
@@ -38,13 +40,18 @@ class Linear(nn.Module):
         self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) == 1 or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
-            return F.linear(x, self.weight, self.bias)
-        # The same product with the weight first. For few rows the CPU's library is up to twice as fast that way: a
-        # decode step of 4 sequences takes 79 ms instead of 159, of 16 sequences 201 instead of 249 (2 cores, AVX2).
-        x = x.contiguous()  # [T, in]
+        if x.device.type == "cpu" and 1 < len(x) <= FEW_ROWS and x.dtype in (torch.float32, torch.float64):
+            return self._forward_few_rows(x.contiguous())
+        return F.linear(x, self.weight, self.bias)
+
+    def _forward_few_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """The same product with the weight first, which the CPU's library does faster where rows are few.
+
+        On two cores (AVX2) a decode step of 4 sequences takes 98 ms instead of 171, of 16 sequences 218 instead
+        of 258, of 64 sequences 477 instead of 518.
+        """
         if self.bias is None:
-            return torch.mm(self.weight, x.T).T  # [T, out]
+            return (self.weight @ x.T).T  # [T, out]
         return torch.addmm(self.bias[:, None], self.weight, x.T).T
 
 

@@ -158,5 +158,5 @@ class Llama(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every vocabulary entry as the next token: `[R, E]` to `[R, V]`, in float32 at least."""
-        logits = self.lm_head(hidden)
+        logits = self.lm_head(hidden).contiguous()  # the sampler reads them row by row
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -15,18 +15,18 @@ out.
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from minipaged.blocks.manager import BlockManager
-from minipaged.blocks.prefix_sharing import NOTHING, Prefix, PrefixSharing
+from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.config import SchedulerConfig
 from minipaged.errors import InvariantBroken
+from minipaged.scheduling.admission import Admission
 from minipaged.scheduling.group import GroupState, SequenceGroup
 from minipaged.scheduling.plan_builder import PlanBuilder
 from minipaged.scheduling.preemption import PreemptionPolicy, PreemptLatest
-from minipaged.scheduling.recompute import demand, give_up_blocks, graft_siblings
+from minipaged.scheduling.queues import Queues
+from minipaged.scheduling.recompute import demand, give_up_blocks
 from minipaged.scheduling.sequence import Sequence
 from minipaged.scheduling.share import Share, divide
 from minipaged.step import Snapshot, StepPlan
@@ -41,23 +41,6 @@ class Schedule:
     preempted: tuple[SequenceGroup, ...] = ()
     outgrown: tuple[SequenceGroup, ...] = ()  # ended with "length": they need more than the whole pool
     new_blocks: tuple[int, ...] = ()  # that the prefix cache knows since this plan
-
-
-@dataclass(slots=True)
-class _Queues:
-    """Both in order of arrival. A preempted group arrived before every group that never ran, so it comes back first."""
-
-    waiting: list[SequenceGroup] = field(default_factory=list)
-    running: list[SequenceGroup] = field(default_factory=list)
-
-    def of(self, group: SequenceGroup) -> list[SequenceGroup]:
-        return self.waiting if group.state is GroupState.WAITING else self.running
-
-    def move(self, group: SequenceGroup, state: GroupState) -> None:
-        self.of(group).remove(group)
-        group.move_to(state)
-        if state is not GroupState.FINISHED:
-            bisect.insort(self.of(group), group, key=lambda g: g.number)
 
 
 class Scheduler:
@@ -75,7 +58,8 @@ class Scheduler:
         self.prefixes = prefixes
         self.policy = PreemptLatest() if policy is None else policy
         self.num_preemptions = 0
-        self._queues = _Queues()
+        self._queues = Queues()
+        self._admission = Admission(config, blocks, prefixes, self._queues)
         self._groups: dict[str, SequenceGroup] = {}
         self._step = 0
 
@@ -95,7 +79,7 @@ class Scheduler:
 
     def add(self, group: SequenceGroup) -> None:
         self._groups[group.request_id] = group
-        bisect.insort(self._queues.waiting, group, key=lambda g: g.number)
+        self._queues.add(group)
 
     def get(self, request_id: str) -> SequenceGroup | None:
         """The unfinished group of that request, if there is one."""
@@ -131,8 +115,10 @@ class Scheduler:
         builder = PlanBuilder(self._step, self.blocks, self.prefixes)
         for share in shares:
             builder.add(share)
-        if not preempted and self._queues.waiting:
-            outgrown += self._admit(builder)
+        if not preempted:
+            for group in self._admission.admit(builder):
+                self.finish_group(group, "length")
+                outgrown.append(group)
         self._step += 1
         return Schedule(
             builder.build(),
@@ -157,7 +143,8 @@ class Scheduler:
         """Preempt until the running groups' shares fit into the free blocks; returns the shares and the victims."""
         preempted: list[SequenceGroup] = []
         while self._queues.running:
-            shares = self._divide(self._queues.running, self.config.max_num_batched_tokens)
+            budget, chunked = self.config.max_num_batched_tokens, self.config.enable_chunked_prefill
+            shares = list(divide(self._queues.running, budget, chunked))
             needed = self.blocks.num_blocks_needed((share.seq.seq_id, share.end) for share in shares)
             must = needed > self.blocks.num_free
             victim = self.policy.next_victim(tuple(self._queues.running), must)
@@ -168,9 +155,6 @@ class Scheduler:
             self._preempt(victim)
             preempted.append(victim)
         return [], preempted
-
-    def _divide(self, groups: Iterable[SequenceGroup], budget: int) -> list[Share]:
-        return list(divide(groups, budget, self.config.enable_chunked_prefill))
 
     def _preempt(self, group: SequenceGroup) -> None:
         """Preemption by recompute: all blocks go back, and prompt and generated tokens wait to be one prefill.
@@ -183,75 +167,6 @@ class Scheduler:
             self.finish_group(group, "length")
         else:
             self._queues.move(group, GroupState.WAITING)
-
-    # ---------------------------------------------------------------- admission
-
-    def _admit(self, builder: PlanBuilder) -> list[SequenceGroup]:
-        """Take waiting groups in; the first that does not fit stops all behind it.
-
-        The *whole* present demand of a group must fit, though only a chunk of it is reserved now, and one block must be
-        left for every running sequence that is about to cross a block border. Otherwise a recomputed prompt would come
-        in, be put out by its elders' next tokens, and so on for ever.
-
-        Returns groups that were ended: they do not fit though nobody else runs, since pinned blocks take the room.
-        """
-        ended = []
-        promised = sum(self._outstanding(group) for group in self._queues.running)
-        num_seqs = sum(group.num_seqs for group in self._queues.running)
-        for group in self.waiting:
-            num_seqs += group.num_seqs
-            prefix = self._find_prefix(group)
-            needed = demand(group, self.blocks.block_size) - len(prefix.blocks) + prefix.num_revived
-            if promised + needed > self.blocks.num_free and not self._queues.running:
-                self.finish_group(group, "length")
-                ended.append(group)
-                continue
-            if num_seqs > self.config.max_num_seqs or promised + needed > self.blocks.num_free:
-                break
-            if not self._start(group, prefix, builder):
-                break
-            promised += self._outstanding(group)
-        return ended
-
-    def _start(self, group: SequenceGroup, prefix: Prefix, builder: PlanBuilder) -> bool:
-        """Give a waiting group its first share of the step; False where the budget has nothing for it.
-
-        A group takes cached blocks only together with a share: if this step fails, whoever reads its blocks must fail.
-        """
-        budget = self.config.max_num_batched_tokens - builder.num_tokens
-        if budget <= 0:
-            return False
-        first = group.first_to_run
-        if prefix.blocks:  # pinned before new blocks are taken
-            self.prefixes.begin_with(first.seq_id, prefix)
-            first.num_computed = len(prefix.blocks) * self.blocks.block_size
-            graft_siblings(group, first, first.num_computed, self.blocks)
-        num_cached = first.num_computed
-        shares = self._divide([group], budget)
-        if not shares:
-            give_up_blocks(group, self.blocks)
-            return False
-        if group.num_cached_tokens is None:
-            group.num_cached_tokens = num_cached
-        self._queues.move(group, GroupState.RUNNING)
-        for share in shares:
-            builder.add(share)
-        return True
-
-    def _find_prefix(self, group: SequenceGroup) -> Prefix:
-        """What the cache knows of the group's beginning, short of its last token: without that there are no logits."""
-        if self.prefixes is None or not group.reads_cache:
-            return NOTHING
-        seq = group.first_to_run
-        return self.prefixes.find(seq.token_ids(0, seq.num_tokens - 1), group.sampling.cache_salt)
-
-    def _outstanding(self, group: SequenceGroup) -> int:
-        """The blocks that a running group lacks to hold its present tokens and the next one of each sequence.
-
-        A sample that is still to be forked will take one block: a copy of the partial one, or a new one behind it.
-        """
-        needed = self.blocks.num_blocks_needed((seq.seq_id, seq.num_tokens + 1) for seq in group.live)
-        return needed + group.num_unforked - sum(seq.stem.num_blocks for seq in group.live if seq.stem)
 
     # ---------------------------------------------------------------- for viewers and tests
 

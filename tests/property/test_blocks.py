@@ -1,7 +1,8 @@
 """The conservation law under any sequence of operations, on shuffled free lists, against a shadow model.
 
-The shadow knows what every slot must hold. A real pool of lists is written through the block tables, copies are
-applied as the manager asks for them, and after every rule each sequence must read back exactly its own tokens.
+The shadow knows what every sequence must read. A pool of lists is written through the block tables, copies are applied
+as the manager asks for them, and after every rule each sequence must read back exactly its own tokens, those included
+that came from the prefix cache.
 """
 
 from __future__ import annotations
@@ -13,25 +14,37 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from minipaged.blocks.block_table import blocks_for
+from minipaged.blocks.eviction import EvictFewestHits, EvictLeastRecentlyUsed
 from minipaged.blocks.manager import BlockManager
+from minipaged.blocks.prefix_cache import PrefixCache
+from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.errors import OutOfBlocks
+
+POLICIES = st.sampled_from([EvictLeastRecentlyUsed, EvictFewestHits])
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)  # two tokens only: beginnings often agree
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
     sequences = Bundle("sequences")
+    pins = Bundle("pins")
 
-    @initialize(block_size=st.integers(1, 5), free_order=st.permutations(range(12)))
-    def start(self, block_size, free_order):
+    @initialize(block_size=st.integers(1, 5), free_order=st.permutations(range(12)), policy=POLICIES)
+    def start(self, block_size, free_order, policy):
         self.block_size = block_size
-        self.blocks = BlockManager(len(free_order), block_size, free_order)
+        cache = PrefixCache(block_size)
+        self.blocks = BlockManager(len(free_order), block_size, free_order, cache, policy())
+        self.prefixes = PrefixSharing(self.blocks, cache)
         self.pool = {block: [None] * block_size for block in free_order}
         self.tokens: dict[int, list[int]] = {}  # the shadow: what each sequence must read
+        self.salts: dict[int, str] = {}
+        self.pinned: dict[int, tuple[tuple[int, ...], list[list[int]]]] = {}
         self.ids = itertools.count()
-        self.values = itertools.count()  # every written token is another one
 
-    def _grow(self, seq, count):
+    def _grow(self, seq, new_tokens):
+        """Write new tokens at the end of a sequence; False where the pool has no room."""
         before = {other: self.blocks.table(other).entries() for other in self.tokens if other != seq}
-        target = len(self.tokens.get(seq, [])) + count
+        begin = len(self.tokens.get(seq, []))
+        target = begin + len(new_tokens)
         needed, free = self.blocks.num_blocks_needed([(seq, target)]), self.blocks.num_free
         try:
             copies = self.blocks.grow(seq, target)
@@ -43,23 +56,34 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert self.blocks.allocator.ref_count(destination) == 1
             self.pool[destination] = list(self.pool[source])
         table = self.blocks.table(seq).physical_blocks
-        for position in range(target - count, target):
+        for position, token in enumerate(new_tokens, begin):
             block = table[position // self.block_size]
             assert self.blocks.allocator.ref_count(block) == 1, "a write into a block that others read"
-            self.pool[block][position % self.block_size] = token = next(self.values)
-            self.tokens.setdefault(seq, []).append(token)
+            self.pool[block][position % self.block_size] = token
+        self.tokens.setdefault(seq, []).extend(new_tokens)
         assert before == {other: self.blocks.table(other).entries() for other in before}
+        self.prefixes.note_full_blocks(seq, lambda a, b: tuple(self.tokens[seq][a:b]), self.salts[seq])
         return True
 
-    @rule(target=sequences, count=st.integers(1, 14))
-    def add(self, count):
+    @rule(target=sequences, prompt=PROMPTS, salt=st.sampled_from(["", "mine"]))
+    def add(self, prompt, salt):
+        """A request arrives: it begins with what the cache knows, and computes the rest."""
         seq = next(self.ids)
-        self._grow(seq, count)
+        self.salts[seq] = salt
+        prefix = self.prefixes.find(prompt[:-1], salt)
+        if blocks_for(len(prompt), self.block_size) - len(prefix.blocks) + prefix.num_revived > self.blocks.num_free:
+            return seq
+        cached = len(prefix.blocks) * self.block_size
+        if prefix.blocks:
+            self.prefixes.begin_with(seq, prefix)
+            self.tokens[seq] = prompt[:cached]
+        assert self._grow(seq, prompt[cached:]), "what was counted beforehand must fit"
         return seq
 
-    @rule(seq=sequences, count=st.integers(1, 6))
-    def append(self, seq, count):
-        self._grow(seq, count)
+    @rule(seq=sequences, new_tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
+    def append(self, seq, new_tokens):
+        if seq in self.tokens:
+            self._grow(seq, new_tokens)
 
     @rule(target=sequences, parent=sequences)
     def fork(self, parent):
@@ -69,17 +93,17 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.blocks.fork(parent, child)
             assert self.blocks.num_free == free
             assert self.blocks.table(child).entries() == self.blocks.table(parent).entries()
-            self.tokens[child] = list(self.tokens[parent])
+            self.tokens[child], self.salts[child] = list(self.tokens[parent]), self.salts[parent]
         return child
 
     @rule(seqs=st.lists(sequences, min_size=2, max_size=4, unique=True))
-    def all_of_several_append_one_token(self, seqs):
+    def several_append_one_token_each(self, seqs):
         """The forecast for a whole step is exact, sharers of one block included."""
         live = [seq for seq in seqs if seq in self.tokens]
         needed = self.blocks.num_blocks_needed([(seq, len(self.tokens[seq]) + 1) for seq in live])
         free = self.blocks.num_free
         if needed <= free:
-            assert all([self._grow(seq, 1) for seq in live])
+            assert all([self._grow(seq, [seq % 2]) for seq in live])
             assert free - self.blocks.num_free == needed
 
     @rule(seq=consumes(sequences))
@@ -87,10 +111,32 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.blocks.free(seq)
         self.tokens.pop(seq, None)
 
+    @rule(seqs=st.lists(consumes(sequences), min_size=2, max_size=4))
+    def abort_a_group(self, seqs):
+        for seq in seqs:
+            self.free(seq)
+
+    @rule(target=pins, seq=sequences)
+    def pin(self, seq):
+        pin = next(self.ids)
+        blocks = self.prefixes.pin(self.tokens.get(seq, []), self.salts.get(seq, ""))
+        self.pinned[pin] = (blocks, [list(self.pool[block]) for block in blocks])
+        return pin
+
+    @rule(pin=consumes(pins))
+    def unpin(self, pin):
+        self.prefixes.unpin(self.pinned.pop(pin)[0])
+
+    @rule()
+    def forget_the_cache(self):
+        self.prefixes.reset()
+        assert self.blocks.allocator.cached == []
+
     @invariant()
     def the_conservation_law_holds(self):
         if hasattr(self, "blocks"):
             self.blocks.check()
+            self.prefixes.check()
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self):
@@ -99,12 +145,20 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert len(table) == blocks_for(len(tokens), self.block_size)
             assert [slot for block in table for slot in self.pool[block]][: len(tokens)] == tokens
 
+    @invariant()
+    def pinned_blocks_keep_their_content(self):
+        for blocks, content in getattr(self, "pinned", {}).values():
+            assert [self.pool[block] for block in blocks] == content
+
     def teardown(self):
         for seq in list(getattr(self, "tokens", {})):
             self.blocks.free(seq)
+        for blocks, _ in getattr(self, "pinned", {}).values():
+            self.prefixes.unpin(blocks)
         if hasattr(self, "blocks"):
+            self.blocks.check()
             assert self.blocks.num_free == self.blocks.num_blocks
 
 
 TestBlockManager = BlockManagerMachine.TestCase
-TestBlockManager.settings = settings(stateful_step_count=50)
+TestBlockManager.settings = settings(max_examples=max(500, settings.default.max_examples), stateful_step_count=50)

@@ -27,6 +27,7 @@ ARROWS = {
     "worker": {"model", "loading"},
     "engine": {"scheduling", "blocks", "decoding", "text", "worker"},
     "chat": {"engine", "text"},
+    "bench": {"engine"},
 }
 WITHOUT_TORCH = {"blocks", "scheduling", "decoding", "text"} | PLAIN_DATA
 FILES = sorted(PACKAGE.rglob("*.py"))

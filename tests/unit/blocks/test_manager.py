@@ -73,6 +73,25 @@ def test_a_fork_shares_every_block_and_takes_none():
     blocks.check()
 
 
+def test_figure_8_of_the_paper_step_by_step():
+    """A1 writes first and copies block 1 to block 3; A2 is alone then, and writes in place."""
+    blocks = BlockManager(8, block_size=4, free_order=FIGURE_6)
+    blocks.grow("A1", 7)
+    blocks.fork("A1", "A2")
+    counts = blocks.allocator.ref_counts
+    assert (counts[7], counts[1], blocks.num_free) == (2, 2, 6)
+    assert blocks.grow("A1", 8) == [(1, 3)]
+    assert blocks.table("A1").entries() == ((7, 4), (3, 4))
+    assert blocks.table("A2").entries() == ((7, 4), (1, 3))
+    counts = blocks.allocator.ref_counts
+    assert (counts[7], counts[1], counts[3], blocks.num_free) == (2, 1, 1, 5)
+    assert blocks.grow("A2", 8) == []
+    assert blocks.table("A2").entries() == ((7, 4), (1, 4))
+    blocks.free("A1")
+    assert blocks.allocator.ref_counts == (0, 1, 0, 0, 0, 0, 0, 1)
+    blocks.check()
+
+
 @pytest.mark.parametrize("sharers", [2, 3, 5])
 def test_k_sharers_of_a_partial_block_make_k_minus_one_copies(sharers):
     blocks = BlockManager(16, block_size=4)

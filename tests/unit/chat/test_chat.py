@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,10 +18,11 @@ from minipaged.chat.session import ChatSession
 from minipaged.engine.conversation import Conversation
 from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs
-from minipaged.errors import InvalidInput
+from minipaged.errors import InvalidInput, UnsupportedModel
 from minipaged.loading import find_model
 from minipaged.sampling_params import SamplingParams
-from minipaged.text.tokenizer import load_tokenizer
+from minipaged.step import Draw, StepResult
+from minipaged.text.tokenizer import Tokenizer, load_tokenizer
 from tests.shadow_worker import ShadowWorker
 
 pytestmark = pytest.mark.real_model
@@ -187,3 +191,88 @@ def test_a_conversation_encoded_turn_by_turn_reads_as_the_template_writes_it(tok
         "<|im_start|>assistant\n1.<|im_end|>\n"
         "<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def answering(session, text):
+    """Let the worker spell this text, and then end."""
+    ids = [*session.engine.tokenizer.encode(text, add_special_tokens=False), session.engine.tokenizer.eos_token_id]
+    execute = session.engine.worker.execute
+
+    def spell(plan):
+        result = execute(plan)
+        position = plan.sampling[0].draws[0][1] if plan.sampling else 0
+        return StepResult(tuple((Draw(ids[position], None, ()),) for _ in result.entries))
+
+    session.engine.worker.execute = spell
+
+
+def test_the_answer_is_written_as_it_is(tokenizer):
+    session = make_session(tokenizer, max_model_len=400, max_tokens=80)
+    text = "if x:\n\treturn [red]:smile:[/red]\r\n" + "a long line " * 12
+    answering(session, text)
+    session.answer("Hello")
+    assert session.out.file.getvalue() == text + "\n"
+
+
+def test_an_answer_that_fills_the_context_says_so(tokenizer):
+    session = make_session(tokenizer, max_model_len=70, max_tokens=500)
+    session.answer("Hello")
+    assert "(cut after 39 tokens: the context is full)" in said(session)
+
+
+def test_a_pool_smaller_than_the_context_is_the_context(tokenizer):
+    session = make_session(tokenizer, num_blocks=20, max_tokens=12)
+    for _ in range(4):
+        session.answer("What was that again?")
+    assert "outgrew the context of 80 tokens" in said(session)
+
+
+def test_a_message_that_got_no_answer_leaves_the_tokens_as_they_were(session):
+    session.answer("Hello")
+    prompts = prompts_of(session)
+    before = session.conversation._token_ids
+    execute = session.engine.worker.execute
+    session.engine.worker.execute = lambda plan: (_ for _ in ()).throw(RuntimeError("no memory"))
+    session.answer("Lost")
+    session.engine.worker.execute = execute
+    session.answer("And then?")
+    assert prompts[-1][: len(before)] == before
+
+
+def test_a_model_without_a_chat_template_is_refused_at_the_start(tokenizer):
+    bare = Tokenizer(tokenizer._backend, tokenizer.special_tokens)
+    with pytest.raises(UnsupportedModel, match="chat template = None"):
+        make_session(bare)
+
+
+def test_stats_of_an_answer_that_was_stopped_before_it_began(session):
+    execute = session.engine.add_request
+
+    def abort_at_once(request_id, prompt, params):
+        execute(request_id, prompt, params)
+        session.engine.abort_request(request_id)
+
+    session.engine.add_request = abort_at_once
+    session.answer("Hello")
+    run_command(session, "/stats")
+    assert "KV blocks in use 0 of 60" in said(session)
+
+
+@pytest.mark.parametrize("stop", ["the whole pipe is read", "the reader leaves"])
+def test_the_program_answers_through_pipes(stop):
+    """The real model in a process of its own, with bytes on its input that are no text."""
+    command = [sys.executable, "-m", "minipaged.chat", "--temperature", "0", "--max-tokens", "20"]
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root, env=env
+    )
+    if stop == "the reader leaves":
+        process.stdout.close()
+        process.stdout = None
+    out, err = process.communicate(b"What is the capital of France?\n/temperature \xff\n/quit\n", timeout=120)
+    assert process.returncode == 0, err.decode()
+    assert b"Traceback" not in err
+    if out is not None:
+        assert out.decode() == "The capital of France is Paris.\n"
+        assert b"must be a finite number" in err

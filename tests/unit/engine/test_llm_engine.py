@@ -6,7 +6,7 @@ import pytest
 
 from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs
-from minipaged.errors import InvalidParameter, InvalidPrompt
+from minipaged.errors import InvariantBroken
 from minipaged.sampling_params import SamplingParams
 from tests.shadow_worker import ShadowWorker, shadow_logprob, solo_tokens
 
@@ -231,123 +231,83 @@ def test_metrics_are_moments_in_order():
     assert moments == sorted(moments)
 
 
-# -------------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ({"prompt_token_ids": []}, "at least one token"),
-        ({"prompt_token_ids": [50]}, "from 0 to 49"),
-        ({"prompt_token_ids": [-1]}, "from 0 to 49"),
-        ({"prompt_token_ids": [1.5]}, "list of integers"),
-        ({"prompt_token_ids": [True]}, "list of integers"),
-        ({"prompt_token_ids": "12"}, "list of integers"),
-        ({"prompt_token_ids": [1] * 60}, "60 tokens; at most 59"),
-        ({"prompt_token_ids": [1] * 57}, "needs 15 KV blocks of 4 tokens; the pool has 14"),
-        ({"prompt": "hello"}, "no tokenizer"),
-        ("hello", "no tokenizer"),
-        ({"prompt_token_ids": [1], "prompt": "x"}, "must be a string"),
-        ({"text": "x"}, "must be a string"),
-        ({}, "must be a string"),
-        (7, "must be a string"),
-        (None, "must be a string"),
-    ],
-)
-def test_a_prompt_that_cannot_run_is_refused_with_the_reason(prompt, message):
-    engine = make_engine(num_blocks=14)
-    with pytest.raises(InvalidPrompt, match=message):
-        engine.add_request("bad", prompt, SamplingParams())
-    add(engine, "good")
-    assert list(run(engine)) == ["good"]
-
-
-@pytest.mark.parametrize(
-    ("params", "field"),
-    [
-        ({"stop_token_ids": [50]}, "stop_token_ids"),
-        ({"allowed_token_ids": [3, 50]}, "allowed_token_ids"),
-        ({"logit_bias": {50: 1.0}}, "logit_bias"),
-        ({"stop": ["x"]}, "stop"),
-        ({"bad_words": ["x"]}, "bad_words"),
-        ({"n": 257}, "n"),
-        ({"best_of": 257}, "best_of"),
-        ({"n": 30}, "n"),
-    ],
-)
-def test_parameters_that_this_model_cannot_serve_are_refused_by_name(params, field):
-    engine = make_engine()
-    with pytest.raises(InvalidParameter, match=f"^{field} = "):
-        engine.add_request("bad", {"prompt_token_ids": [1]}, SamplingParams(**params))
-    assert not engine.has_unfinished_requests()
-
-
-def test_parameters_changed_after_they_were_made_are_checked_again():
-    engine, params = make_engine(), SamplingParams()
-    params.top_p = 7
-    with pytest.raises(InvalidParameter, match="top_p = 7"):
-        engine.add_request("bad", {"prompt_token_ids": [1]}, params)
-    with pytest.raises(InvalidParameter, match="sampling_params = None"):
-        engine.add_request("bad", {"prompt_token_ids": [1]}, None)
-
-
-def test_changing_the_parameters_of_a_queued_request_changes_nothing():
-    engine, params = make_engine(), SamplingParams(max_tokens=3)
-    engine.add_request("a", {"prompt_token_ids": [1]}, params)
-    params.max_tokens = 1
-    assert len(run(engine)["a"].outputs[0].token_ids) == 3
-
-
-def test_a_request_id_serves_one_unfinished_request_at_a_time():
+def test_an_id_that_is_used_again_after_an_abort_reports_both():
     engine = make_engine()
     add(engine, "a")
-    with pytest.raises(InvalidParameter, match="request_id = 'a'"):
-        add(engine, "a")
-    with pytest.raises(InvalidParameter, match="request_id = 7"):
-        add(engine, 7)
-    run(engine)
+    engine.abort_request("a")
     add(engine, "a")
+    reasons = []
+    while engine.has_unfinished_requests():
+        reasons += [output.outputs[0].finish_reason for output in engine.step() if output.finished]
+    assert reasons == ["abort", "length"]
+
+
+def test_a_request_that_takes_the_name_of_one_aborted_in_this_step_gets_no_token_of_it():
+    def on_step(plan, result, snapshot):
+        if snapshot.step == 1:
+            engine.abort_request("a")
+            add(engine, "a", first=20)
+
+    engine = make_engine(on_step=on_step)
+    add(engine, "a")
+    last = None
+    while engine.has_unfinished_requests():
+        last = engine.step()[-1]
+    assert last.outputs[0].token_ids == list(solo_tokens(tuple(range(20, 25)), 3, 6))
+
+
+def test_every_event_is_in_exactly_one_snapshot():
+    events = []
+    engine = make_engine(on_step=lambda plan, result, snapshot: events.extend(snapshot.events))
+    add(engine, "a", n=2, max_tokens=3)
+    add(engine, "b", max_tokens=6)
     run(engine)
+    kinds = [event.kind for event in events]
+    assert kinds.count("fork") == 1
+    assert kinds.count("copy") == 1
+    assert kinds.count("free") == 2  # the third comes after the last step
+    assert events[0] == ("allocate", 0, (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("args", "field"),
-    [
-        ({"block_size": 0}, "block_size"),
-        ({"block_size": 1.5}, "block_size"),
-        ({"max_num_seqs": 0}, "max_num_seqs"),
-        ({"max_num_seqs": True}, "max_num_seqs"),
-        ({"max_model_len": 0}, "max_model_len"),
-        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override"),
-        ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes"),
-        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
-        ({"dtype": "int8"}, "dtype"),
-        ({"seed": "x"}, "seed"),
-        ({"skip_tokenizer_init": 1}, "skip_tokenizer_init"),
-        ({"enable_chunked_prefill": None}, "enable_chunked_prefill"),
-        ({"enable_prefix_caching": 1}, "enable_prefix_caching"),
-        ({"preemption_mode": "swap"}, "preemption_mode"),
-        ({"swap_space": 4}, "swap_space"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
-        ({"enforce_eager": False}, "enforce_eager"),
-        ({"model": 7}, "model"),
-    ],
-)
-def test_engine_arguments_out_of_range_or_not_supported_are_refused_by_name(args, field):
-    with pytest.raises(InvalidParameter, match=f"^{field} = "):
-        EngineArgs(**args)
+def test_without_a_viewer_events_do_not_pile_up():
+    engine = make_engine()
+    add(engine, "a")
+    for _ in range(3):
+        engine.step()
+        assert engine.blocks.events == []
 
 
-def test_a_step_must_have_room_for_a_token_of_every_sequence():
-    with pytest.raises(InvalidParameter, match=r"max_num_batched_tokens = 8: must be at least max_num_seqs \(9\)"):
-        make_engine(max_num_batched_tokens=8, max_num_seqs=9)
-    with pytest.raises(InvalidParameter, match=r"must be at least max_model_len \(60\)"):
-        make_engine(max_num_batched_tokens=59, max_num_seqs=9, enable_chunked_prefill=False)
+def test_the_first_token_s_time_stays():
+    engine = make_engine()
+    add(engine, "a")
+    times = {engine.step()[0].metrics.first_token_time for _ in range(4)}
+    assert len(times) == 1
 
 
-def test_an_engine_argument_may_be_a_torch_dtype_by_its_printed_name():
-    class PrintsAsTorch:
-        def __str__(self):
-            return "torch.bfloat16"
+def test_without_chunking_no_plan_holds_a_part_of_a_prompt():
+    plans = []
+    engine = make_engine(
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=60,
+        max_num_seqs=4,
+        on_step=lambda plan, *_: plans.append(plan),
+    )
+    for i in range(3):
+        add(engine, str(i), 35, first=i)
+    run(engine)
+    assert {len(row.token_ids) for plan in plans for row in plan.work} == {35, 1}
 
-    assert EngineArgs(dtype=PrintsAsTorch()).dtype == "bfloat16"
+
+def test_a_policy_that_names_nobody_when_somebody_must_go_is_named():
+    class Nobody:
+        def next_victim(self, running, must):
+            return None
+
+        def __repr__(self):
+            return "Nobody()"
+
+    engine = make_engine(num_blocks=4, policy=Nobody())
+    add(engine, "a", 7, max_tokens=20)
+    add(engine, "b", 7, max_tokens=20)
+    with pytest.raises(InvariantBroken, match=r"Nobody\(\) names no victim"):
+        run(engine)

@@ -1,0 +1,35 @@
+"""`python -m minipaged.bench throughput` and `python -m minipaged.bench sharing`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from minipaged.bench import sharing, throughput
+from minipaged.errors import MinipagedError
+
+MEASUREMENTS = {"throughput": throughput.measure, "sharing": sharing.measure}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one measurement; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m minipaged.bench", description=__doc__)
+    parser.add_argument("measurement", choices=MEASUREMENTS)
+    parser.add_argument("--model", help="directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--requests", type=int, default=64, help="throughput: how many")
+    parser.add_argument("--repeats", type=int, default=3, help="throughput: how often")
+    parser.add_argument("--workload", help="throughput: a JSON file of requests instead of random ones")
+    parser.add_argument("--peer", choices=["hf"], help="throughput: measure transformers in turn with ours")
+    args = parser.parse_args(arguments)
+    try:
+        MEASUREMENTS[args.measurement](args)
+    except MinipagedError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

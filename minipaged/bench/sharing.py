@@ -1,0 +1,83 @@
+"""What sharing saves: blocks, when one prompt is answered several times; work, when many prompts begin alike."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from minipaged.engine.llm import LLM
+from minipaged.sampling_params import SamplingParams
+from minipaged.step import Snapshot, StepPlan, StepResult
+
+
+@dataclass
+class Watch:
+    """Counts over the steps of a call."""
+
+    most_blocks: int = 0
+    num_tokens: int = 0
+    num_copies: int = 0
+
+    def __call__(self, plan: StepPlan, result: StepResult, snapshot: Snapshot) -> None:
+        self.most_blocks = max(self.most_blocks, snapshot.num_used_blocks)
+        self.num_tokens += plan.num_tokens
+        self.num_copies += len(plan.copies)
+
+
+def measure(args) -> None:
+    """Print both tables."""
+    rng = random.Random(0)
+    llm = LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len, enable_prefix_caching=True)
+    tokens = range(1000, llm.llm_engine.worker.config.vocab_size)
+    console = Console(width=120)
+    console.print(llm.describe(), highlight=False)
+    console.print(_parallel_sampling(llm, rng.choices(tokens, k=150)))
+    prefix = rng.choices(tokens, k=512)
+    prompts = [{"prompt_token_ids": prefix + rng.choices(tokens, k=16)} for _ in range(32)]
+    console.print(_common_prefix(llm, prompts))
+
+
+def _watched(llm: LLM, prompts: list, params: SamplingParams | list) -> tuple[Watch, float]:
+    llm.reset_prefix_cache()
+    watch = llm.llm_engine.on_step = Watch()
+    begin = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    llm.llm_engine.on_step = None
+    return watch, time.perf_counter() - begin
+
+
+def _parallel_sampling(llm: LLM, prompt: list[int]) -> Table:
+    """n = 4 against four requests with other salts, which share nothing."""
+    table = Table(title="four samples of a prompt of 150 tokens, 40 tokens each", title_justify="left")
+    for column in ("", "KV blocks at most", "tokens computed", "block copies"):
+        table.add_column(column)
+    common = {"max_tokens": 40, "ignore_eos": True}
+    together, _ = _watched(llm, [{"prompt_token_ids": prompt}], SamplingParams(n=4, seed=0, **common))
+    apart, _ = _watched(
+        llm,
+        [{"prompt_token_ids": prompt, "cache_salt": str(i)} for i in range(4)],
+        [SamplingParams(seed=i, **common) for i in range(4)],
+    )
+    for name, watch in (("four requests", apart), ("one request, n=4", together)):
+        table.add_row(name, str(watch.most_blocks), str(watch.num_tokens), str(watch.num_copies))
+    table.caption = f"saved: {1 - together.most_blocks / apart.most_blocks:.0%} of the blocks"
+    return table
+
+
+def _common_prefix(llm: LLM, prompts: list[dict]) -> Table:
+    """The prefix computed once, in one step, against each request with a salt of its own."""
+    table = Table(title="32 requests, 512 tokens in common and 16 of their own, 8 tokens out", title_justify="left")
+    for column in ("", "seconds", "tokens computed", "KV blocks at most"):
+        table.add_column(column)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    salted = [{**prompt, "cache_salt": str(i)} for i, prompt in enumerate(prompts)]
+    apart, slow = _watched(llm, salted, params)
+    shared, quick = _watched(llm, prompts, params)
+    for name, watch, seconds in (("nothing shared", apart, slow), ("prefix cache", shared, quick)):
+        table.add_row(name, f"{seconds:.1f}", str(watch.num_tokens), str(watch.most_blocks))
+    table.caption = f"{slow / quick:.1f} times as fast"
+    return table

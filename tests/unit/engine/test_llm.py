@@ -1,0 +1,152 @@
+"""LLM over a tiny real model: lists of prompts, other users of the engine, interrupts, threads, pins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from minipaged import LLM, BeamSearchParams, SamplingParams
+from minipaged.engine.interrupt import deferred_interrupt
+from minipaged.errors import InvalidParameter, InvalidPrompt
+from tests.tiny_llama import random_prompt, tiny_llama
+
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
+PROMPTS = [{"prompt_token_ids": random_prompt(length, seed=length)} for length in (5, 9, 3)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_llama("gqa").save(tmp_path_factory.mktemp("gqa"))
+
+
+@pytest.fixture
+def llm(directory):
+    return make_llm(directory)
+
+
+def make_llm(directory, **args):
+    return LLM(directory, skip_tokenizer_init=True, num_gpu_blocks_override=64, **args)
+
+
+def tokens(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_outputs_come_in_the_order_of_the_prompts_each_with_its_own_parameters(llm):
+    alone = [llm.generate([prompt], GREEDY)[0] for prompt in PROMPTS]
+    assert tokens(llm.generate(PROMPTS, GREEDY)) == tokens(alone)
+    lengths = [2, 7, 4]
+    outputs = llm.generate(PROMPTS, [SamplingParams(temperature=0, max_tokens=n) for n in lengths])
+    assert [len(ids) for ids in tokens(outputs)] == lengths
+    assert llm.generate([], GREEDY) == []
+
+
+def test_every_prompt_is_checked_before_any_is_queued(llm):
+    with pytest.raises(InvalidPrompt, match=r"from 0 to 60 \(request 1 of 2\)"):
+        llm.generate([PROMPTS[0], {"prompt_token_ids": [99]}], GREEDY)
+    assert not llm.llm_engine.has_unfinished_requests()
+    with pytest.raises(InvalidParameter, match="as many as there are prompts"):
+        llm.generate(PROMPTS, [GREEDY])
+    with pytest.raises(InvalidPrompt, match="prompts = 7"):
+        llm.generate(7, GREEDY)
+
+
+def test_whoever_uses_the_engine_beside_generate_is_told_of_its_requests(llm):
+    llm.llm_engine.add_request("mine", PROMPTS[1], SamplingParams(max_tokens=1))
+    llm.generate(PROMPTS[:1], GREEDY)
+    reported = []
+    while llm.llm_engine.has_unfinished_requests():
+        reported += [output.request_id for output in llm.llm_engine.step() if output.finished]
+    assert reported == ["mine"]
+
+
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_ctrl_c_ends_the_call_between_two_steps_and_leaves_the_engine_usable(directory, step):
+    def interrupt(plan, result, snapshot):
+        if snapshot.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    llm = make_llm(directory, on_step=interrupt)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, GREEDY)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert llm.llm_engine.blocks.num_free == 64
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert len(llm.generate(PROMPTS, GREEDY)) == 3
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt() as flag:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert flag.is_set
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("never reached")
+
+
+def test_calls_from_several_threads_take_turns(llm):
+    expected = tokens(llm.generate(PROMPTS, GREEDY))
+    results = {}
+    threads = [
+        threading.Thread(target=lambda i=i: results.update({i: tokens(llm.generate(PROMPTS, GREEDY))}), daemon=True)
+        for i in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert results == dict.fromkeys(range(3), expected)
+
+
+def test_beam_search_returns_prompt_and_continuation_best_first(llm):
+    [output] = llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=3, max_tokens=4))
+    assert len(output.sequences) == 3
+    assert all(len(sequence.tokens) == 9 for sequence in output.sequences)
+    assert all(sequence.tokens[:5] == PROMPTS[0]["prompt_token_ids"] for sequence in output.sequences)
+    scores = [sequence.cum_logprob for sequence in output.sequences]
+    assert scores == sorted(scores, reverse=True)
+    with pytest.raises(InvalidParameter, match="must be BeamSearchParams"):
+        llm.beam_search(PROMPTS, GREEDY)
+
+
+def test_a_pinned_prefix_stays_until_it_is_released(directory):
+    llm = make_llm(directory, enable_prefix_caching=True, block_size=4)
+    system = random_prompt(18, seed=1)
+    flood = [{"prompt_token_ids": random_prompt(60, seed=seed)} for seed in range(8)]
+    ask = {"prompt_token_ids": [*system, 5, 6]}
+    uncached = tokens(make_llm(directory).generate([ask], GREEDY))
+    with llm.pin_prefix({"prompt_token_ids": system}) as pinned:
+        assert len(pinned.blocks) == 4
+        llm.generate(flood, GREEDY)
+        [output] = llm.generate([ask], GREEDY)
+        assert output.num_cached_tokens == 16
+        assert tokens([output]) == uncached
+    llm.generate(flood, GREEDY)
+    assert llm.generate([ask], GREEDY)[0].num_cached_tokens == 0
+    assert llm.reset_prefix_cache()
+    assert llm.llm_engine.blocks.num_free == 64
+    with pytest.raises(InvalidParameter, match="enable_prefix_caching = False"):
+        make_llm(directory).pin_prefix(ask)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"attention_backend": []}, r"attention_backend = \[\]"),
+        ({"attention_backend": "flash"}, "attention_backend = 'flash'"),
+        ({"device": "cpu:7"}, "device = 'cpu:7'"),
+        ({"device": "tpu"}, "device = 'tpu'"),
+        ({"max_model_len": 257}, "max_model_len = 257: the model's positions end at 256"),
+        ({"num_gpu_blocks_override": 10**14}, "do not fit into memory"),
+        ({"num_gpu_blocks_override": 10**30}, "do not fit into memory"),
+        ({"kv_cache_memory_bytes": 1000}, "kv_cache_memory_bytes = 1000: leaves 1000 bytes; one block takes 8192"),
+        ({"enable_prefix_caching": [1]}, r"enable_prefix_caching = \[1\]"),
+        ({"swap_space": [1]}, r"swap_space = \[1\]"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(directory, args, message):
+    with pytest.raises(InvalidParameter, match=message):
+        LLM(directory, skip_tokenizer_init=True, **args)

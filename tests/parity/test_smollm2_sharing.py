@@ -1,7 +1,7 @@
 """The real model in float32: parallel samples against single requests, beams against transformers.
 
-In float64 both are exact (tests/property, tests/parity/test_beam_search.py). Here other batch shapes round otherwise, so
-a sequence may go another way at a near tie; few may.
+In float64 both are exact (tests/property, tests/parity/test_beam_search.py). Here other batch shapes round otherwise,
+so a sequence may go another way at a near tie; few may.
 """
 
 from __future__ import annotations

@@ -40,19 +40,26 @@ class Linear(nn.Module):
         self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "cpu" and 1 < len(x) <= FEW_ROWS and x.dtype in (torch.float32, torch.float64):
-            return self._forward_few_rows(x.contiguous())
+        if x.device.type == "cpu" and len(x) <= FEW_ROWS and x.dtype in (torch.float32, torch.float64):
+            return self._forward_few_rows(x)
         return F.linear(x, self.weight, self.bias)
 
     def _forward_few_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """The same product with the weight first, which the CPU's library does faster where rows are few.
+        """The same product with the weight first and rows of zeros up to a round number: the CPU's library likes both.
 
-        On two cores (AVX2) a decode step of 4 sequences takes 98 ms instead of 171, of 16 sequences 218 instead
-        of 258, of 64 sequences 477 instead of 518.
+        1536 × 576 in float32 on two cores (AVX2), with F.linear, with the weight first, and with both, in µs:
+        1 row 477, 477, 312; 4 rows 1007, 320, 320; 14 rows 1169, 846, 557; 64 rows 1752, 1223, 1223.
         """
-        if self.bias is None:
-            return (self.weight @ x.T).T  # [T, out]
-        return torch.addmm(self.bias[:, None], self.weight, x.T).T
+        num_rows = len(x)
+        rows = x.new_zeros(_round_up(num_rows), x.shape[1])
+        rows[:num_rows] = x
+        product = self.weight @ rows.T if self.bias is None else torch.addmm(self.bias[:, None], self.weight, rows.T)
+        return product.T[:num_rows]  # [T, out]
+
+
+def _round_up(num_rows: int) -> int:
+    """To 2, 4, or a multiple of 8."""
+    return next((size for size in (2, 4) if num_rows <= size), -(-num_rows // 8) * 8)
 
 
 class RMSNorm(nn.Module):

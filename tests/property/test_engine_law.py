@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minipaged.beam_search_params import BeamSearchParams
 from minipaged.blocks.block_table import blocks_for
 from minipaged.sampling_params import SamplingParams
 from tests.property.preempt_at_random import PreemptAtRandom
@@ -39,16 +40,28 @@ def run(engine, requests):
     return [done[i] for i in range(len(requests))]
 
 
+def most_blocks(prompt, params, block_size):
+    """What a request can hold at most: every sequence at its full length, the prompt's whole blocks shared."""
+    shared = len(prompt) // block_size
+    width = params.beam_width if isinstance(params, BeamSearchParams) else params.n
+    return shared + width * (blocks_for(len(prompt) + params.max_tokens, block_size) - shared)
+
+
 def logprobs(output):
     """All log-probabilities of an output as one list of (token, number)."""
-    positions = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
+    positions = [*(output.prompt_logprobs or [])[1:]]
+    for answer in output.outputs:
+        positions += answer.logprobs or []
     return [(token, entry.logprob) for position in positions for token, entry in position.items()]
+
+
+def ends(output):
+    return [(answer.token_ids, answer.finish_reason, answer.stop_reason) for answer in output.outputs]
 
 
 def assert_same(ours, solo):
     for left, right in zip(ours, solo, strict=True):
-        a, b = left.outputs[0], right.outputs[0]
-        assert (a.token_ids, a.finish_reason, a.stop_reason) == (b.token_ids, b.finish_reason, b.stop_reason)
+        assert ends(left) == ends(right)
         assert [token for token, _ in logprobs(left)] == [token for token, _ in logprobs(right)]
         assert [number for _, number in logprobs(left)] == pytest.approx(
             [number for _, number in logprobs(right)], abs=1e-9
@@ -80,14 +93,27 @@ def sampling_params(draw):
     chosen = draw(st.lists(st.sampled_from(sorted(optional)), max_size=4, unique=True))
     fields = {name: draw(optional[name]) for name in chosen}
     return SamplingParams(
-        temperature=temperature, seed=draw(st.integers(0, 2**40)), max_tokens=draw(st.integers(4, 14)), **fields
+        n=draw(st.integers(1, 3)) if temperature > 0 else 1,
+        temperature=temperature,
+        seed=draw(st.integers(0, 2**40)),
+        max_tokens=draw(st.integers(4, 14)),
+        **fields,
     )
 
 
+beam_params = st.builds(
+    BeamSearchParams,
+    beam_width=st.integers(1, 3),
+    max_tokens=st.integers(4, 10),
+    length_penalty=st.sampled_from([0.5, 1.0, 2.0]),
+    early_stopping=st.sampled_from([False, True, "never"]),
+)
+
+
 requests = st.lists(
-    st.tuples(st.integers(1, 20), st.integers(0, 99), sampling_params()).map(
-        lambda drawn: (random_prompt(drawn[0], drawn[1]), drawn[2])
-    ),
+    st.tuples(  # prompts of one seed begin alike
+        st.integers(1, 20), st.integers(0, 3), st.one_of(sampling_params(), sampling_params(), beam_params)
+    ).map(lambda drawn: (random_prompt(drawn[0], drawn[1]), drawn[2])),
     min_size=1,
     max_size=5,
 )
@@ -101,13 +127,14 @@ requests = st.lists(
     budget=st.integers(5, 40),
     backend=st.sampled_from(["gather", "gather", "reference"]),
     preempt=st.sampled_from([0.0, 0.1, 0.5]),
+    caching=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60)
+@settings(max_examples=max(80, settings.default.max_examples // 4))
 def test_a_request_gets_what_it_gets_alone(
-    directories, shape, requests, block_size, spare_blocks, budget, backend, preempt, seed
+    directories, shape, requests, block_size, spare_blocks, budget, backend, preempt, caching, seed
 ):
-    needed = max(blocks_for(len(prompt) + params.max_tokens, block_size) for prompt, params in requests)
+    needed = max(most_blocks(prompt, params, block_size) for prompt, params in requests)
     num_blocks = needed + spare_blocks
     engine = make_engine(
         directories[shape],
@@ -118,6 +145,7 @@ def test_a_request_gets_what_it_gets_alone(
         max_num_seqs=5,
         max_num_batched_tokens=budget,
         attention_backend=backend,
+        enable_prefix_caching=caching,
     )
     solo = [run(solo_engine(directories[shape]), [request])[0] for request in requests]
     assert_same(run(engine, requests), solo)
@@ -127,7 +155,7 @@ def test_a_request_gets_what_it_gets_alone(
 @given(requests=requests, seed=st.integers(0, 2**32))
 def test_a_request_gets_what_it_gets_alone_in_a_pool_that_thrashes(directories, requests, seed):
     """One-token blocks, a pool for the largest request alone, half of all steps put somebody out."""
-    num_blocks = max(len(prompt) + params.max_tokens for prompt, params in requests)
+    num_blocks = max(most_blocks(prompt, params, 1) for prompt, params in requests)
     policy = PreemptAtRandom(seed, 0.5)
     engine = make_engine(directories["gqa"], num_blocks, policy, block_size=1, max_num_seqs=5, max_num_batched_tokens=7)
     solo = [run(solo_engine(directories["gqa"]), [request])[0] for request in requests]

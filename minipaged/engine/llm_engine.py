@@ -226,7 +226,7 @@ class LLMEngine:
             for request_id in dict.fromkeys(group.request_id for group, _, _ in schedule.shares):
                 if request_id in self._requests:
                     self._end(self._requests[request_id], "error", cause)
-            self.scheduler.withdraw(schedule)
+            self.scheduler.withdraw()
             if not isinstance(cause, Exception):
                 raise
             logger.exception("a step failed; its requests have ended with an error")

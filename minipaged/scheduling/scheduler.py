@@ -40,7 +40,6 @@ class Schedule:
     shares: tuple[Share, ...]  # one for each row of plan.work
     preempted: tuple[SequenceGroup, ...] = ()
     outgrown: tuple[SequenceGroup, ...] = ()  # ended with "length": they need more than the whole pool
-    new_blocks: tuple[int, ...] = ()  # that the prefix cache knows since this plan
 
 
 class Scheduler:
@@ -62,6 +61,7 @@ class Scheduler:
         self._admission = Admission(config, blocks, prefixes, self._queues)
         self._groups: dict[str, SequenceGroup] = {}
         self._step = 0
+        self._unconfirmed: list[int] = []  # blocks that the prefix cache knows since a plan that is not counted yet
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -120,24 +120,26 @@ class Scheduler:
                 self.finish_group(group, "length")
                 outgrown.append(group)
         self._step += 1
+        self._unconfirmed += builder.new_blocks
         return Schedule(
             builder.build(),
             tuple(builder.shares),
             tuple(group for group in preempted if group.state is not GroupState.FINISHED),
             tuple(outgrown),
-            tuple(builder.new_blocks),
         )
 
     def advance(self, schedule: Schedule) -> None:
         """The plan was applied: the KV of its tokens is in the cache now."""
+        self._unconfirmed.clear()
         for _, seq, num_tokens in schedule.shares:
             if not seq.is_finished:
                 seq.num_computed += num_tokens
 
-    def withdraw(self, schedule: Schedule) -> None:
-        """The plan was not applied, and its requests have ended: nothing that it was to compute is in the cache."""
+    def withdraw(self) -> None:
+        """The plan was not applied and its requests have ended: the cache must not know what was never computed."""
         if self.prefixes is not None:
-            self.prefixes.withdraw(schedule.new_blocks)
+            self.prefixes.withdraw(self._unconfirmed)
+        self._unconfirmed.clear()
 
     def _keep_what_fits(self) -> tuple[list[Share], list[SequenceGroup]]:
         """Preempt until the running groups' shares fit into the free blocks; returns the shares and the victims."""

@@ -87,6 +87,24 @@ def test_a_step_that_fails_takes_its_readers_with_it_and_leaves_nothing_to_hit()
     assert (output.num_cached_tokens, output.outputs[0].token_ids) == (0, list(solo_tokens(prompt, 3, 6)))
 
 
+def test_a_step_that_fails_when_it_is_done_again_leaves_nothing_to_hit_either():
+    """The first time the viewer raises, after the blocks were computed; the second time they are overwritten half."""
+
+    def on_step(plan, result, snapshot):
+        raise ZeroDivisionError
+
+    engine = make_engine(num_blocks=64, enable_prefix_caching=True, on_step=on_step)
+    add(engine, "a", 9)
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.on_step, execute = None, engine.worker.execute
+    engine.worker.execute = lambda plan: (_ for _ in ()).throw(RuntimeError("no memory"))
+    engine.step()
+    engine.worker.execute = execute
+    add(engine, "b", 9)
+    assert run(engine)["b"].num_cached_tokens == 0
+
+
 def test_samples_of_a_cached_prompt_share_it():
     engine, plans = make()
     add(engine, "a", 9)

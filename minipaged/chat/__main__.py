@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """The options. Their values are checked where they are used, so that the message is the same everywhere."""
     parser = argparse.ArgumentParser(prog="python -m minipaged.chat", description="Talk to a model from paged KV.")
     parser.add_argument("--model", help="directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="auto", help="auto, float16, bfloat16, float32, float64")

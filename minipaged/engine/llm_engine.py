@@ -223,9 +223,10 @@ class LLMEngine:
         try:
             yield
         except BaseException as cause:
-            for request_id in dict.fromkeys(group.request_id for group, _, _ in schedule.shares):
-                if request_id in self._requests:
-                    self._end(self._requests[request_id], "error", cause)
+            for group, _, _ in schedule.shares:
+                request = self._requests.get(group.request_id)
+                if request is not None and request.group is group:  # its name may have been given to another one
+                    self._end(request, "error", cause)
             self.scheduler.withdraw()
             if not isinstance(cause, Exception):
                 raise

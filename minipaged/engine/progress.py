@@ -36,6 +36,7 @@ class GenerationProgress:
         return self
 
     def update(self, outputs: Iterable[RequestOutput]) -> None:
+        """Count what one step returned; the bar appears only once the work has proved to be long."""
         if not self._show:
             return
         outputs = list(outputs)

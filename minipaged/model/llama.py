@@ -55,6 +55,7 @@ class LlamaAttention(nn.Module):
         slots: torch.Tensor,
         metadata: Any,
     ) -> torch.Tensor:
+        """hidden [T, E], cos and sin [T, 1, D/2], slots [T] -> [T, E]. `metadata` is what the backend prepared."""
         query = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, H, D]
         key = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
         value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
@@ -100,6 +101,7 @@ class LlamaDecoderLayer(nn.Module):
         slots: torch.Tensor,
         metadata: Any,
     ) -> torch.Tensor:
+        """hidden [T, E] -> [T, E]; the other arguments are those of the attention."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, kv, slots, metadata)  # [T, E]
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # [T, E]
 

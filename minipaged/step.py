@@ -15,7 +15,6 @@ a copy reads a block as it was before this step's tokens are written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,44 +137,3 @@ class StepResult:
     """An entry for each entry of StepPlan.sampling: its draws, its candidates (best first), or its scored targets."""
 
     entries: tuple[tuple[Draw, ...] | tuple[TokenLogprob, ...] | tuple[ScoredToken, ...], ...]
-
-
-class LogicalBlock(NamedTuple):
-    """An entry of a block table: which physical block it is, and how many of its slots are filled (paper, Figure 6)."""
-
-    physical_block: int
-    num_filled: int
-
-
-class BlockEvent(NamedTuple):
-    """Something that happened to blocks: kind is allocate, free, fork, copy, hit or evict."""
-
-    kind: str
-    seq_id: int | None
-    blocks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The moment after a plan was made and before it is applied, for viewers. Made only when somebody looks."""
-
-    step: int
-    block_size: int
-    tables: Mapping[int, tuple[LogicalBlock, ...]]  # by sequence number
-    ref_counts: tuple[int, ...]  # of each device block; 0 is free
-    cached: frozenset[int]  # the free blocks that are kept for their content
-    groups: Mapping[str, tuple[int, ...]]  # the live sequence numbers of each request that has not finished
-    waiting: tuple[str, ...]  # request ids, first come first
-    running: tuple[str, ...]
-    swapped: tuple[str, ...]
-    preempted: tuple[str, ...]  # those that this step put out
-    events: tuple[BlockEvent, ...]
-
-    @property
-    def num_used_blocks(self) -> int:
-        return sum(count > 0 for count in self.ref_counts)
-
-    @property
-    def num_filled(self) -> int:
-        """Filled slots, each counted once: a shared block is one block."""
-        return sum({block: filled for table in self.tables.values() for block, filled in table}.values())

@@ -39,6 +39,7 @@ CORE_LIMIT = 2500
 
 # What the core calls and does not explain: each can be read by itself, when it is wanted.
 CHAPTERS = {
+    "what a viewer sees": ["snapshot.py"],
     "recompute keeps sharing": ["scheduling/recompute.py", "scheduling/queues.py"],
     "prefix caching": ["blocks/prefix_cache.py", "blocks/prefix_sharing.py", "blocks/eviction.py"],
     "beam search": ["decoding/beam_search.py", "engine/beam_request.py"],

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from minipaged.engine.llm import LLM
 from minipaged.sampling_params import SamplingParams
-from minipaged.step import Snapshot, StepPlan, StepResult
+from minipaged.snapshot import Snapshot
+from minipaged.step import StepPlan, StepResult
 
 
 @dataclass

@@ -14,7 +14,7 @@ The same operations give the same block numbers, in every process: several ranks
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from minipaged.blocks.eviction import EvictionPolicy, EvictLeastRecentlyUsed
 from minipaged.blocks.prefix_cache import PrefixCache
@@ -24,7 +24,8 @@ from minipaged.errors import DoubleFree, InvalidParameter, InvariantBroken, OutO
 class BlockAllocator:
     """Hands out the blocks 0 … num_blocks - 1. `free_order` is the free list at the start (tests shuffle it).
 
-    With `cache`, blocks that it knows are kept by `policy` (None: least recently used first) when nobody names them.
+    With `cache`, blocks that it knows are kept by `policy` (None: least recently used first) when nobody names them;
+    `on_evict` hears of each one that goes.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class BlockAllocator:
         free_order: Iterable[int] | None = None,
         cache: PrefixCache | None = None,
         policy: EvictionPolicy | None = None,
+        on_evict: Callable[[int], None] = lambda block: None,
     ) -> None:
         self.num_blocks = num_blocks
         self.pool = pool
         self.evictable = EvictLeastRecentlyUsed() if policy is None else policy  # an empty one is false
         self._cache = cache
+        self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._free = deque(range(num_blocks) if free_order is None else free_order)
         if sorted(self._free) != list(range(num_blocks)):
@@ -108,6 +111,7 @@ class BlockAllocator:
     def _evict(self) -> int:
         block = self.evictable.evict()
         self._cache.forget(block)
+        self._on_evict(block)
         return block
 
     def check(self, references: Iterable[int]) -> None:

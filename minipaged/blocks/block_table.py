@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from minipaged.blocks.prefix_cache import Entry
 from minipaged.errors import InvariantBroken
-from minipaged.step import LogicalBlock
+from minipaged.snapshot import LogicalBlock
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

@@ -16,7 +16,7 @@ from minipaged.blocks.copy_on_write import copy_on_write, writes_to_shared_block
 from minipaged.blocks.eviction import EvictionPolicy
 from minipaged.blocks.prefix_cache import PrefixCache
 from minipaged.errors import UnknownSequence
-from minipaged.step import BlockEvent
+from minipaged.snapshot import BlockEvent
 
 
 class BlockManager:
@@ -34,7 +34,7 @@ class BlockManager:
         eviction_policy: EvictionPolicy | None = None,
     ) -> None:
         self.block_size = block_size
-        self.allocator = BlockAllocator(num_blocks, "device", free_order, cache, eviction_policy)
+        self.allocator = BlockAllocator(num_blocks, "device", free_order, cache, eviction_policy, self._note_eviction)
         self.versions = itertools.count()  # of block tables
         self.pinned: list[int] = []  # blocks held for no sequence, once for each pin
         self.events: list[BlockEvent] = []  # since `drain_events` was last called
@@ -133,6 +133,9 @@ class BlockManager:
         for block in table.physical_blocks:
             self.allocator.share(block)
         self.events.append(BlockEvent(kind, seq_id, table.physical_blocks))
+
+    def _note_eviction(self, block: int) -> None:
+        self.events.append(BlockEvent("evict", None, (block,)))
 
     def check(self) -> None:
         """The conservation law over the pool and all tables."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from minipaged.blocks.block_table import BlockTable
 from minipaged.blocks.manager import BlockManager
 from minipaged.blocks.prefix_cache import Entry, PrefixCache
-from minipaged.step import BlockEvent
+from minipaged.snapshot import BlockEvent
 
 
 class Prefix(NamedTuple):

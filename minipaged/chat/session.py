@@ -10,7 +10,8 @@ from minipaged.engine.llm_engine import LLMEngine
 from minipaged.errors import UnsupportedModel
 from minipaged.outputs import RequestOutput
 from minipaged.sampling_params import SamplingParams
-from minipaged.step import Snapshot, StepPlan, StepResult
+from minipaged.snapshot import Snapshot
+from minipaged.step import StepPlan, StepResult
 
 
 class ChatSession:

@@ -33,7 +33,8 @@ from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.preemption import PreemptionPolicy
 from minipaged.scheduling.scheduler import Schedule, Scheduler
 from minipaged.scheduling.sequence import Sequence
-from minipaged.step import BestCandidates, Draw, ScorePrompt, Snapshot, StepPlan, StepResult, TokenLogprob
+from minipaged.snapshot import Snapshot
+from minipaged.step import BestCandidates, Draw, ScorePrompt, StepPlan, StepResult, TokenLogprob
 from minipaged.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("minipaged")

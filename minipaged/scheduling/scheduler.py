@@ -29,7 +29,8 @@ from minipaged.scheduling.queues import Queues
 from minipaged.scheduling.recompute import demand, give_up_blocks
 from minipaged.scheduling.sequence import Sequence
 from minipaged.scheduling.share import Share, divide
-from minipaged.step import Snapshot, StepPlan
+from minipaged.snapshot import Snapshot
+from minipaged.step import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,9 @@ class Scheduler:
             step=schedule.plan.step,
             block_size=self.blocks.block_size,
             tables={seq_id: table.entries() for seq_id, table in self.blocks.tables().items()},
+            host_tables={},
             ref_counts=self.blocks.allocator.ref_counts,
+            host_ref_counts=(),
             cached=frozenset(self.blocks.allocator.cached),
             groups={name: tuple(seq.seq_id for seq in group.live) for name, group in self._groups.items()},
             waiting=tuple(group.request_id for group in self._queues.waiting),

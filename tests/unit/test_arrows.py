@@ -16,7 +16,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "minipaged"
-PLAIN_DATA = {"beam_search_params", "config", "checks", "engine_args", "errors", "outputs", "sampling_params", "step"}
+PLAIN_DATA = {
+    "beam_search_params",
+    "checks",
+    "config",
+    "engine_args",
+    "errors",
+    "outputs",
+    "sampling_params",
+    "snapshot",
+    "step",
+}
 ARROWS = {
     "blocks": set(),
     "scheduling": {"blocks"},

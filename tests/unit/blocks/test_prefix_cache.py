@@ -90,8 +90,10 @@ def test_a_cached_block_counts_as_free_and_is_evicted_when_no_other_is_left():
     pool.run(0, list(range(8)))
     pool.blocks.free(0)
     assert (pool.blocks.num_free, pool.blocks.allocator.cached) == (4, [0, 1])
+    pool.blocks.drain_events()
     pool.run(1, [50] * 12)  # the two never used, and the tail of the cached chain
     assert pool.blocks.allocator.cached == [0]
+    assert pool.blocks.drain_events() == (("evict", None, (1,)), ("allocate", 1, (2, 3, 1)))
     assert pool.blocks.table(1).physical_blocks == (2, 3, 1)
     pool.blocks.free(1)
     assert pool.run(2, list(range(9))) == 4

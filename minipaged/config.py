@@ -46,3 +46,5 @@ class SchedulerConfig:
     max_num_seqs: int = 256  # sequences that run at the same time
     max_num_batched_tokens: int = 2048  # tokens fed in one step, over all sequences
     enable_chunked_prefill: bool = True  # without it a prompt is fed whole, or not yet
+    chunk_border: int = 1  # chunks end at multiples of this; with a prefix cache, the block size
+    preemption_mode: str = "auto"  # recompute, swap, or auto: swap what has several sequences

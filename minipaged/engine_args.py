@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from minipaged.checks import Check, check_fields, flag, integer, number, one_of,
 from minipaged.config import SchedulerConfig
 from minipaged.errors import InvalidParameter
 
+PREEMPTION_MODES = ("auto", "recompute", "swap")
 DTYPES = ("auto", "float16", "bfloat16", "float32", "float64")
 DEFAULT_BATCHED_TOKENS = 2048
 
@@ -61,8 +63,8 @@ _CHECKS: dict[str, Check] = {
     "device": _name,
     "seed": integer("must be an integer of 64 bits", lambda v: -(2**63) <= v < 2**64),
     "enable_prefix_caching": flag,
-    "preemption_mode": _only("recompute", "preemption by swapping"),
-    "swap_space": _only(0, "a host pool to swap to"),
+    "preemption_mode": one_of(PREEMPTION_MODES),
+    "swap_space": number("must be a number of GiB, at least 0", lambda v: 0 <= v < math.inf),
     "tensor_parallel_size": _only(1, "tensor parallelism"),
     "enforce_eager": _only(True, "a compiled model"),
 }
@@ -85,6 +87,9 @@ class EngineArgs:
     num_gpu_blocks_override the pool's size in blocks, whatever memory there is (on any device; the name is vLLM's)
     kv_cache_memory_bytes   the pool's size in bytes; None on a CPU is 1 GiB, or what max_model_len tokens need if more
     gpu_memory_utilization  on CUDA, the share of the card's memory for weights, activations and pool together
+    preemption_mode         "swap" moves a preempted request's blocks to host memory, "recompute" computes them again;
+                            "auto" swaps requests of several sequences (samples, beams) and recomputes single ones
+    swap_space              GiB of host memory to swap to; where it is full, requests are recomputed
     enable_prefix_caching   whether full blocks outlive their requests, for later ones that begin with the same tokens
     seed                    requests without a seed of their own get one from this and their number
     attention_backend       "reference", "gather", or "auto", which picks
@@ -106,8 +111,8 @@ class EngineArgs:
     seed: int = 0
     attention_backend: str = "auto"
     enable_prefix_caching: bool = False
-    preemption_mode: str = "recompute"
-    swap_space: float = 0
+    preemption_mode: str = "auto"
+    swap_space: float = 1.0
     tensor_parallel_size: int = 1
     enforce_eager: bool = True
 
@@ -133,4 +138,10 @@ class EngineArgs:
                 batched,
                 f"must be at least max_model_len ({max_model_len}) where enable_chunked_prefill is False",
             )
-        return SchedulerConfig(self.max_num_seqs, batched, self.enable_chunked_prefill)
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=batched,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            chunk_border=self.block_size if self.enable_prefix_caching else 1,
+            preemption_mode=self.preemption_mode,
+        )

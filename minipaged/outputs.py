@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minipaged.beam_search_params import BeamSearchParams
+from minipaged.metrics import RequestMetrics
 from minipaged.sampling_params import SamplingParams
 
 
@@ -54,21 +55,6 @@ class BeamSearchOutput:
     """The results for one prompt, best first."""
 
     sequences: list[BeamSearchSequence]
-
-
-@dataclass(slots=True)
-class RequestMetrics:
-    """Moments on the clock of time.perf_counter(), in seconds; None until they come."""
-
-    arrival_time: float
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
-    finished_time: float | None = None
-    num_preemptions: int = 0
-
-    @property
-    def time_to_first_token(self) -> float | None:
-        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
 
 @dataclass(slots=True)

@@ -108,6 +108,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(len(row.token_ids) for row in self.work)
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to compute and nothing to move. A swap out can stand alone, when everybody is put out."""
+        return not (self.work or self.swap_out)
+
 
 class TokenLogprob(NamedTuple):
     """A token with its log-probability under the raw logits; rank 1 is the most probable token."""

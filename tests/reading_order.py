@@ -30,7 +30,6 @@ CORE = {
     "worker/worker.py": "applies a plan",
     "worker/results.py": "logits of the rows that speak",
     "decoding/stopping.py": "when a sequence ends",
-    "engine/answer.py": "one sequence's text and its end",
     "engine/request.py": "one request from arrival to output",
     "engine/llm_engine.py": "plan, apply, update",
     "engine/llm.py": "LLM.generate",
@@ -39,9 +38,16 @@ CORE_LIMIT = 2500
 
 # What the core calls and does not explain: each can be read by itself, when it is wanted.
 CHAPTERS = {
-    "what a viewer sees": ["snapshot.py"],
+    "what a viewer sees": ["snapshot.py", "scheduling/viewing.py"],
     "recompute keeps sharing": ["scheduling/recompute.py", "scheduling/queues.py"],
-    "prefix caching": ["blocks/prefix_cache.py", "blocks/prefix_sharing.py", "blocks/eviction.py"],
+    "swapping": ["blocks/swap.py", "scheduling/swapping.py"],
+    "what is counted": ["metrics.py", "engine/metering.py"],
+    "prefix caching": [
+        "blocks/prefix_cache.py",
+        "blocks/prefix_sharing.py",
+        "blocks/eviction.py",
+        "engine/pinned_prefix.py",
+    ],
     "beam search": ["decoding/beam_search.py", "engine/beam_request.py"],
     "sampling": [
         "worker/sampler.py",
@@ -52,7 +58,13 @@ CHAPTERS = {
     ],
     "attention, the fast way": ["model/attention/gather.py"],
     "layers and positions": ["model/layers.py", "model/rope.py", "model/weights.py"],
-    "text": ["text/tokenizer.py", "text/detokenizer.py", "text/stop_window.py", "text/chat_template.py"],
+    "text": [
+        "engine/answer.py",
+        "text/detokenizer.py",
+        "text/stop_window.py",
+        "text/tokenizer.py",
+        "text/chat_template.py",
+    ],
     "requests at the door": ["engine/intake.py", "engine/prompts.py", "engine/sampling_rules.py"],
     "weights and formats": [
         "loading/__init__.py",

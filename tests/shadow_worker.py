@@ -32,29 +32,33 @@ class ShadowWorker:
     """Checks the contract of every plan as it applies it. `vocab_size` small makes end-of-sequence ids frequent."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, vocab_size: int = 50, max_model_len: int = 1000, eos: tuple = ()
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = 50,
+        max_model_len: int = 1000,
+        eos: tuple = (),
+        num_host_blocks: int = 0,
     ) -> None:
         self.config = ModelConfig(vocab_size, 1, 1, 1, 1, 1, 1, max_model_len, eos_token_ids=eos)
         self.max_model_len = max_model_len
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
+        self.num_host_blocks = num_host_blocks
         self.pool = [[GARBAGE] * block_size for _ in range(num_blocks)]
+        self.host_pool = [[GARBAGE] * block_size for _ in range(num_host_blocks)]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self._apply_copies(plan)
+        assert not (plan.swap_out and plan.swap_in), "swap out and swap in in one step"
+        _move(self.pool, self.host_pool, plan.swap_out)
+        _move(self.host_pool, self.pool, plan.swap_in)
+        _move(self.pool, self.pool, plan.copies)
         self._write(plan)
         contexts = [self._read(row.block_table, row.start + len(row.token_ids)) for row in plan.work]
         return StepResult(
             tuple(self._answer(entry, contexts[entry.row], plan.work[entry.row].start) for entry in plan.sampling)
         )
-
-    def _apply_copies(self, plan: StepPlan) -> None:
-        sources, destinations = {s for s, _ in plan.copies}, [d for _, d in plan.copies]
-        assert len(set(destinations)) == len(destinations), "two copies into one block"
-        assert not sources & set(destinations), "a block is source and destination of copies in one step"
-        for source, destination in plan.copies:
-            self.pool[destination] = list(self.pool[source])
 
     def _write(self, plan: StepPlan) -> None:
         written: dict[tuple[int, int], int] = {}
@@ -88,6 +92,15 @@ class ShadowWorker:
     def _draw(self, context: tuple[int, ...], seed: int, position: int) -> Draw:
         token = next_token(context, seed, position, self.vocab_size)
         return Draw(token, TokenLogprob(token, -1.0, 1), ())
+
+
+def _move(source: list[list[int]], target: list[list[int]], pairs: tuple[tuple[int, int], ...]) -> None:
+    destinations = {block for _, block in pairs}
+    assert len(destinations) == len(pairs), "two blocks into one"
+    if source is target:
+        assert not destinations & {block for block, _ in pairs}, "a block is source and destination of copies"
+    for block, destination in pairs:
+        target[destination] = list(source[block])
 
 
 def next_token(context: tuple[int, ...], seed: int, position: int, vocab_size: int) -> int:

@@ -77,14 +77,14 @@ class BlockTable:
         return child
 
     @classmethod
-    def of_full_blocks(
-        cls, physical: list[int], chain: list[Entry], block_size: int, versions: Iterator[int]
+    def of(
+        cls, physical: list[int], num_filled: int, chain: list[Entry], block_size: int, versions: Iterator[int]
     ) -> BlockTable:
-        """A table that begins with blocks which are full and known."""
+        """A table over blocks that are filled already; of the first ones the content may be known."""
         table = cls(block_size, versions)
         table.append(physical)
         table.chain = chain
-        table.num_filled = len(physical) * block_size
+        table.num_filled = num_filled
         return table
 
     def entries(self) -> tuple[LogicalBlock, ...]:

@@ -32,9 +32,10 @@ class BlockManager:
         free_order: Iterable[int] | None = None,
         cache: PrefixCache | None = None,
         eviction_policy: EvictionPolicy | None = None,
+        pool: str = "device",
     ) -> None:
         self.block_size = block_size
-        self.allocator = BlockAllocator(num_blocks, "device", free_order, cache, eviction_policy, self._note_eviction)
+        self.allocator = BlockAllocator(num_blocks, pool, free_order, cache, eviction_policy, self._note_eviction)
         self.versions = itertools.count()  # of block tables
         self.pinned: list[int] = []  # blocks held for no sequence, once for each pin
         self.events: list[BlockEvent] = []  # since `drain_events` was last called
@@ -98,11 +99,11 @@ class BlockManager:
         copies = []
         if writes_to_shared_block(table, num_tokens, self.allocator):
             copies.append(copy_on_write(table, self.allocator))
-            self.events.append(BlockEvent("copy", seq_id, copies[0]))
+            self.note("copy", seq_id, copies[0])
         missing = blocks_for(num_tokens, self.block_size) - len(table)
         if missing > 0:
             table.append(blocks := self.allocator.allocate(missing))
-            self.events.append(BlockEvent("allocate", seq_id, tuple(blocks)))
+            self.note("allocate", seq_id, tuple(blocks))
         table.fill(max(num_tokens, table.num_filled))
         return copies
 
@@ -120,7 +121,7 @@ class BlockManager:
         if table is not None:
             # The tail first: a cached block is of no use without those before it, so it may be evicted before them.
             freed = tuple(block for block in reversed(table.physical_blocks) if self.allocator.free(block))
-            self.events.append(BlockEvent("free", seq_id, freed))
+            self.note("free", seq_id, freed)
 
     def drain_events(self) -> tuple[BlockEvent, ...]:
         """What has happened since the last call, in order."""
@@ -128,14 +129,19 @@ class BlockManager:
         return events
 
     def share_all(self, seq_id: int, table: BlockTable, kind: str) -> None:
-        """Give the sequence a table whose blocks others have filled; `kind` names the event (fork or hit)."""
+        """Give the sequence a table whose blocks others have filled; `kind` names the event (fork, hit or swap_in)."""
         self._tables[seq_id] = table
         for block in table.physical_blocks:
             self.allocator.share(block)
-        self.events.append(BlockEvent(kind, seq_id, table.physical_blocks))
+        self.note(kind, seq_id, table.physical_blocks)
+
+    def note(self, kind: str, seq_id: int | None, blocks: tuple[int, ...]) -> None:
+        """Tell viewers. What happens in the host pool they hear from the device's side: swap_out and swap_in."""
+        if self.allocator.pool == "device":
+            self.events.append(BlockEvent(kind, seq_id, blocks))
 
     def _note_eviction(self, block: int) -> None:
-        self.events.append(BlockEvent("evict", None, (block,)))
+        self.note("evict", None, (block,))
 
     def check(self) -> None:
         """The conservation law over the pool and all tables."""

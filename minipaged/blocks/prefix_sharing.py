@@ -19,7 +19,6 @@ from typing import NamedTuple
 from minipaged.blocks.block_table import BlockTable
 from minipaged.blocks.manager import BlockManager
 from minipaged.blocks.prefix_cache import Entry, PrefixCache
-from minipaged.snapshot import BlockEvent
 
 
 class Prefix(NamedTuple):
@@ -49,7 +48,8 @@ class PrefixSharing:
     def begin_with(self, seq_id: int, prefix: Prefix) -> None:
         """A table for a new sequence that begins with these blocks. From now on they cannot be evicted."""
         size, versions = self._blocks.block_size, self._blocks.versions
-        table = BlockTable.of_full_blocks(list(prefix.blocks), list(prefix.entries), size, versions)
+        num_filled = len(prefix.blocks) * size
+        table = BlockTable.of(list(prefix.blocks), num_filled, list(prefix.entries), size, versions)
         self._blocks.share_all(seq_id, table, "hit")
 
     def note_full_blocks(self, seq_id: int, token_ids: Callable[[int, int], tuple[int, ...]], salt: str) -> list[int]:
@@ -90,9 +90,8 @@ class PrefixSharing:
         """Let go of what `pin` returned, the tail first."""
         for block in reversed(blocks):
             self._blocks.pinned.remove(block)
-            freed = self._blocks.allocator.free(block)
-            if freed:
-                self._blocks.events.append(BlockEvent("free", None, (block,)))
+            if self._blocks.allocator.free(block):
+                self._blocks.note("free", None, (block,))
 
     def check(self) -> None:
         self._cache.check()

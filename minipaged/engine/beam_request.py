@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from minipaged.beam_search_params import BeamSearchParams
 from minipaged.decoding.beam_search import BeamRules, BeamState, Hypothesis, advance, cut_off
 from minipaged.engine.request import Request
-from minipaged.outputs import CompletionOutput
+from minipaged.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
 from minipaged.scheduling.scheduler import Scheduler
 from minipaged.scheduling.sequence import Sequence
 from minipaged.step import TokenLogprob
+from minipaged.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,3 +85,18 @@ class BeamRequest(Request):
         skip = not self.params.include_stop_str_in_output
         before = self.tokenizer.decode(prompt, skip_special_tokens=skip)
         return self.tokenizer.decode(prompt + token_ids, skip_special_tokens=skip)[len(before) :]
+
+
+def beam_search_output(output: RequestOutput, tokenizer: Tokenizer | None) -> BeamSearchOutput:
+    """A finished beam search as LLM.beam_search returns it; raises what ended it where that was an error."""
+    if output.error is not None:
+        raise output.error
+    sequences = []
+    for completion in output.outputs:
+        token_ids = completion.token_ids
+        if completion.finish_reason == "stop" and not output.sampling_params.include_stop_str_in_output:
+            token_ids = token_ids[:-1]  # vLLM's results do not show the end of sequence
+        tokens = output.prompt_token_ids + token_ids
+        text = None if tokenizer is None else tokenizer.decode(tokens)
+        sequences.append(BeamSearchSequence(tokens, text, completion.cumulative_logprob, completion.finish_reason))
+    return BeamSearchOutput(sequences)

@@ -91,17 +91,32 @@ class Intake:
         limits = self._limits
         if width > limits.max_num_seqs:
             raise InvalidParameter(field, width, f"must be at most max_num_seqs ({limits.max_num_seqs})")
-        if width == 1 or max_tokens == 1:
-            return
-        shared = num_tokens // limits.block_size
-        needed = shared + width * (blocks_for(num_tokens + 1, limits.block_size) - shared)
-        if needed > limits.num_blocks:
+        needed = self._most_blocks(width, num_tokens, min(2, max_tokens or 2))
+        if width > 1 and needed > limits.num_blocks:
             raise InvalidParameter(
                 field,
                 width,
                 f"so many sequences behind a prompt of {num_tokens} tokens need {needed} KV blocks of "
                 f"{limits.block_size} tokens from their second token on; the pool has {limits.num_blocks}",
             )
+
+    def max_blocks_needed(self, prompt: Any, params: Any) -> int:
+        """The most blocks that the request can hold; raises what make_request would raise."""
+        request = self.make_request("", 0, 0, prompt, params)
+        return self._most_blocks(
+            request.group.sampling.num_samples, len(request.prompt.token_ids), request.params.max_tokens
+        )
+
+    def _most_blocks(self, width: int, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """The prompt's full blocks are shared; all else each sequence has for itself, up to the last token, which is
+        never fed. With a single token to come, the sequences end before they write anything.
+        """
+        limits = self._limits
+        room = limits.max_model_len - num_prompt_tokens
+        num_fed = num_prompt_tokens + min(room, room if max_tokens is None else max_tokens) - 1
+        whole = blocks_for(num_fed, limits.block_size)
+        shared = num_prompt_tokens // limits.block_size
+        return whole if num_fed == num_prompt_tokens else shared + width * (whole - shared)
 
     def _stop_limits(self, params: SamplingParams) -> StopLimits:
         return StopLimits(

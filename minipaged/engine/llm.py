@@ -9,38 +9,21 @@ from typing import Any
 
 from minipaged.beam_search_params import BeamSearchParams
 from minipaged.blocks.eviction import EvictionPolicy
-from minipaged.blocks.prefix_sharing import PrefixSharing
+from minipaged.engine.beam_request import beam_search_output
 from minipaged.engine.interrupt import deferred_interrupt
 from minipaged.engine.llm_engine import LLMEngine, OnStep
+from minipaged.engine.pinned_prefix import PinnedPrefix
 from minipaged.engine.progress import GenerationProgress
-from minipaged.engine.prompts import Prompt, as_prompt_list
+from minipaged.engine.prompts import Prompt, as_prompt_list, params_for_each
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidInput, InvalidParameter, InvalidPrompt
-from minipaged.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from minipaged.metrics import EngineMetrics
+from minipaged.outputs import BeamSearchOutput, RequestOutput
 from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.preemption import PreemptionPolicy
 from minipaged.text.chat_template import encode_chat
 from minipaged.text.tokenizer import load_tokenizer
 from minipaged.worker.worker import Worker
-
-
-class PinnedPrefix:
-    """Holds the blocks of a prefix in the cache until `release()`, or the end of a with block."""
-
-    def __init__(self, prefixes: PrefixSharing, blocks: tuple[int, ...]) -> None:
-        self.blocks = blocks
-        self._prefixes = prefixes
-
-    def release(self) -> None:
-        """Let go. The blocks stay cached as any others do, until they are evicted. Again is no error."""
-        self._prefixes.unpin(self.blocks)
-        self.blocks = ()
-
-    def __enter__(self) -> PinnedPrefix:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class LLM:
@@ -103,26 +86,13 @@ class LLM:
         """The `beam_width` best continuations of each prompt, by transformers' rules (decoding/beam_search.py)."""
         if not isinstance(params, BeamSearchParams):
             raise InvalidParameter("params", params, "must be BeamSearchParams")
-        return [self._beam_output(output, params) for output in self._generate(prompts, params, use_tqdm)]
-
-    def _beam_output(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
-        if output.error is not None:
-            raise output.error
-        sequences = []
-        for completion in output.outputs:
-            token_ids = completion.token_ids
-            if completion.finish_reason == "stop" and not params.include_stop_str_in_output:
-                token_ids = token_ids[:-1]  # vLLM's results do not show the end of sequence
-            tokens = output.prompt_token_ids + token_ids
-            tokenizer = self.llm_engine.tokenizer
-            text = None if tokenizer is None else tokenizer.decode(tokens)
-            sequences.append(BeamSearchSequence(tokens, text, completion.cumulative_logprob, completion.finish_reason))
-        return BeamSearchOutput(sequences)
+        outputs = self._generate(prompts, params, use_tqdm)
+        return [beam_search_output(output, self.llm_engine.tokenizer) for output in outputs]
 
     def _generate(self, prompts: Any, params: Any, show_progress: bool) -> list[RequestOutput]:
         """Sampling or beam search. Every prompt is checked before any is queued."""
         listed = as_prompt_list(prompts)
-        params = _one_each(params, len(listed))
+        params = params_for_each(params, len(listed))
         for i, (prompt, wishes) in enumerate(zip(listed, params, strict=True)):
             try:
                 self.llm_engine.validate(prompt, wishes)
@@ -154,6 +124,16 @@ class LLM:
         conversations = [messages] if isinstance(messages[0], dict) else messages
         prompts = [{"prompt_token_ids": encode_chat(tokenizer, conversation)} for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def max_blocks_needed(self, prompt: Prompt, params: SamplingParams | BeamSearchParams | None = None) -> int:
+        """The most KV blocks that a request can hold at one time: every sample or beam at its full length, the prompt's
+        full blocks shared. A pool of that size runs it to its end; what does not fit ends early, with "length".
+        """
+        return self.llm_engine.max_blocks_needed(prompt, SamplingParams() if params is None else params)
+
+    def get_metrics(self) -> EngineMetrics:
+        """Queues and pools at this moment, and what was counted until now (metrics.py)."""
+        return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; requests that run keep their blocks. False where there is no prefix cache."""
@@ -198,13 +178,3 @@ class LLM:
             engine.abort_request(names, report=False)
             engine.report_again(others)
         return list(done.values())
-
-
-def _one_each(params: Any, count: int) -> list[Any]:
-    if params is None:
-        params = SamplingParams()
-    if not isinstance(params, (list, tuple)):
-        return [params] * count
-    if len(params) != count:
-        raise InvalidParameter("sampling_params", params, f"must be one, or as many as there are prompts ({count})")
-    return list(params)

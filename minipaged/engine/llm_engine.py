@@ -24,15 +24,18 @@ from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.config import ModelConfig
 from minipaged.engine.beam_request import BeamRequest
 from minipaged.engine.intake import Intake
+from minipaged.engine.metering import Meter
 from minipaged.engine.prompts import RequestLimits
 from minipaged.engine.request import Request, SamplingRequest
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidParameter
+from minipaged.metrics import EngineMetrics
 from minipaged.outputs import RequestOutput
 from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.preemption import PreemptionPolicy
 from minipaged.scheduling.scheduler import Schedule, Scheduler
 from minipaged.scheduling.sequence import Sequence
+from minipaged.scheduling.viewing import take_snapshot
 from minipaged.snapshot import Snapshot
 from minipaged.step import BestCandidates, Draw, ScorePrompt, StepPlan, StepResult, TokenLogprob
 from minipaged.text.tokenizer import Tokenizer
@@ -48,6 +51,7 @@ class PlanWorker(Protocol):
     config: ModelConfig
     max_model_len: int
     num_blocks: int
+    num_host_blocks: int
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
@@ -76,10 +80,13 @@ class LLMEngine:
         cache = PrefixCache(args.block_size) if args.enable_prefix_caching else None
         self.blocks = BlockManager(worker.num_blocks, args.block_size, free_order, cache, eviction_policy)
         self.prefixes = None if cache is None else PrefixSharing(self.blocks, cache)
-        self.scheduler = Scheduler(args.scheduler_config(worker.max_model_len), self.blocks, policy, self.prefixes)
+        host = BlockManager(worker.num_host_blocks, args.block_size, pool="host")
+        config = args.scheduler_config(worker.max_model_len)
+        self.scheduler = Scheduler(config, self.blocks, policy, self.prefixes, host)
         limits = RequestLimits(
             worker.config.vocab_size, worker.max_model_len, args.max_num_seqs, worker.num_blocks, args.block_size
         )
+        self._meter = Meter(self.scheduler)
         self._intake = Intake(tokenizer, limits, worker.config.eos_token_ids, args.seed)
         self._requests: dict[str, Request] = {}  # the unfinished ones
         self._to_report: dict[int, Request] = {}  # those with something new by number, in the order it came
@@ -98,6 +105,8 @@ class LLMEngine:
         if not isinstance(request_id, str) or request_id in self._requests:
             raise InvalidParameter("request_id", request_id, "must be a string that no unfinished request has")
         request = self._intake.make_request(request_id, next(self._numbers), next(self._seq_ids), prompt, params)
+        if not self._requests:
+            self._meter.begin_interval()
         self._requests[request_id] = request
         self.scheduler.add(request.group)
 
@@ -121,6 +130,14 @@ class LLMEngine:
         """Outputs that a step returned to somebody else: the next step returns them once more."""
         self._report_again += outputs
 
+    def max_blocks_needed(self, prompt: Any, params: SamplingParams | BeamSearchParams) -> int:
+        """The most KV blocks that this request can hold at one time, with all its samples or beams at full length."""
+        return self._intake.max_blocks_needed(prompt, params)
+
+    def get_metrics(self) -> EngineMetrics:
+        """Queues and pools at this moment, and what was counted until now."""
+        return self._meter.metrics()
+
     def has_unfinished_requests(self) -> bool:
         """Whether a step would report anything more."""
         return bool(self._requests or self._to_report or self._report_again)
@@ -130,20 +147,22 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Bring requests one step forward. Returns those with something new; each reports its end exactly once."""
         schedule = self._plan()
-        snapshot = self.scheduler.snapshot(schedule) if self.on_step else None
+        snapshot = take_snapshot(self.scheduler, schedule) if self.on_step else None
         self.blocks.drain_events()  # a snapshot has taken them, or nobody wants them
         result = None
         with self._ending_requests_on_error(schedule):
-            result = self.worker.execute(schedule.plan) if schedule.plan.work else StepResult(())
+            result = StepResult(()) if schedule.plan.is_empty else self.worker.execute(schedule.plan)
         if result is not None:
             if self.on_step and snapshot:
                 self.on_step(schedule.plan, result, snapshot)
             with self._ending_requests_on_error(schedule):
                 self._update(schedule, result)
+        self._meter.log_now_and_then()
         return self._report()
 
     def _plan(self) -> Schedule:
         schedule = self.scheduler.schedule()
+        self._meter.count_plan(schedule)
         now = time.perf_counter()
         for group in schedule.outgrown:
             self._end(self._requests[group.request_id], "length")
@@ -153,10 +172,13 @@ class LLMEngine:
             metrics = self._requests[group.request_id].metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
+                metrics.num_cached_tokens = group.num_cached_tokens
+                self._meter.count_start(group)
         return schedule
 
     def _update(self, schedule: Schedule, result: StepResult) -> None:
         """Results go back: computed counts advance, tokens are appended, ended sequences free their blocks."""
+        self._meter.count_step(schedule)
         self.scheduler.advance(schedule)
         candidates: dict[str, dict[int, tuple[TokenLogprob, ...]]] = {}
         for entry, rows in zip(schedule.plan.sampling, result.entries, strict=True):
@@ -177,6 +199,7 @@ class LLMEngine:
         """All beams of a search have spoken in this step; nothing is shown before it is over."""
         self._note_first_token(request)
         request.advance(candidates, self.scheduler, self._seq_ids)
+        self._meter.counts.num_generated_tokens += len(request.beams)
         if request.state.is_over:
             self._forget_if_finished(request)
             self._to_report[request.group.number] = request
@@ -189,6 +212,7 @@ class LLMEngine:
         self._note_first_token(request)
         for member, draw in zip([seq, *children], draws, strict=True):
             member.append(draw.token_id)
+            self._meter.counts.num_generated_tokens += 1
             answer = request.answers[request.group.sequences.index(member)]
             answer.append(draw)
             if answer.finish_reason is not None:
@@ -213,6 +237,7 @@ class LLMEngine:
     def _forget_if_finished(self, request: Request) -> None:
         if not request.group.live:
             request.metrics.finished_time = time.perf_counter()
+            self._meter.counts.num_finished_requests += 1
             del self._requests[request.request_id]
 
     @contextmanager

@@ -7,7 +7,8 @@ from numbers import Integral
 from typing import Any, NamedTuple, TypedDict
 
 from minipaged.blocks.block_table import blocks_for
-from minipaged.errors import InvalidPrompt
+from minipaged.errors import InvalidParameter, InvalidPrompt
+from minipaged.sampling_params import SamplingParams
 from minipaged.text.tokenizer import Tokenizer
 
 
@@ -103,3 +104,14 @@ def _read_token_ids(token_ids: Any) -> tuple[int, ...]:
     ):
         raise InvalidPrompt("prompt_token_ids", token_ids, "must be a list of integers")
     return tuple(int(token_id) for token_id in listed)
+
+
+def params_for_each(params: Any, count: int) -> list[Any]:
+    """One set of parameters for all prompts, or as many as there are."""
+    if params is None:
+        params = SamplingParams()
+    if not isinstance(params, (list, tuple)):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidParameter("sampling_params", params, f"must be one, or as many as there are prompts ({count})")
+    return list(params)

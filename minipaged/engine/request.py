@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from minipaged.beam_search_params import BeamSearchParams
 from minipaged.engine.answer import Answer, logprob_dict
 from minipaged.engine.prompts import ParsedPrompt
-from minipaged.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from minipaged.metrics import RequestMetrics
+from minipaged.outputs import CompletionOutput, Logprob, RequestOutput
 from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.group import SequenceGroup
 from minipaged.step import ScoredToken

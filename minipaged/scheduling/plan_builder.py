@@ -22,6 +22,8 @@ class PlanBuilder:
         self.shares: list[Share] = []
         self.new_blocks: list[int] = []  # that the prefix cache knows since this plan
         self.num_tokens = 0
+        self.swap_out: list[tuple[int, int]] = []
+        self.swap_in: list[tuple[int, int]] = []
         self._step = step
         self._blocks = blocks
         self._prefixes = prefixes
@@ -59,7 +61,8 @@ class PlanBuilder:
         self.num_tokens += num_tokens
 
     def build(self) -> StepPlan:
-        return StepPlan(self._step, tuple(self._work), tuple(self._sampling), copies=tuple(self._copies))
+        moves = tuple(self.swap_out), tuple(self.swap_in), tuple(self._copies)
+        return StepPlan(self._step, tuple(self._work), tuple(self._sampling), *moves)
 
     def _sample(self, row: int, group: SequenceGroup, seq: Sequence) -> None:
         sampling = group.sampling

@@ -14,6 +14,7 @@ class Queues:
 
     waiting: list[SequenceGroup] = field(default_factory=list)
     running: list[SequenceGroup] = field(default_factory=list)
+    swapped: list[SequenceGroup] = field(default_factory=list)
 
     def add(self, group: SequenceGroup) -> None:
         """Into the queue of its state."""
@@ -27,4 +28,6 @@ class Queues:
             self.add(group)
 
     def _of(self, group: SequenceGroup) -> list[SequenceGroup]:
-        return self.waiting if group.state is GroupState.WAITING else self.running
+        if group.state is GroupState.WAITING:
+            return self.waiting
+        return self.running if group.state is GroupState.RUNNING else self.swapped

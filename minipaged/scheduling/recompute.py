@@ -23,6 +23,7 @@ def give_up_blocks(group: SequenceGroup, blocks: BlockManager) -> None:
     """Preemption by recompute: free all blocks of a group, and note what its sequences will share when they return."""
     for seq in group.live:
         blocks.free(seq.seq_id)
+        seq.num_once_computed = max(seq.num_once_computed, seq.num_computed)
         seq.num_computed = 0
         seq.stem = None
     ordered = sorted(group.live, key=lambda seq: seq.token_ids(0, seq.num_tokens))

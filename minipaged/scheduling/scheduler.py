@@ -3,14 +3,19 @@
 A step, in order:
 
     1. running groups    each keeps its place if the blocks suffice; else the latest arrival is preempted, until
-                         the rest fits. Then decodes get their token each, and unfinished prefills what the budget
-                         has left.
-    2. waiting groups    are admitted in order of arrival, while blocks, budget and max_num_seqs allow. Not in a
-                         step that preempted: whoever lost its blocks a moment ago would take them back from those
-                         who need them.
+                         the rest fits: swapped out, or recomputed later. Then decodes get their token each, and
+                         unfinished prefills what the budget has left.
+    2. swapped groups    come back, and then
+    3. waiting groups    are admitted, while blocks, budget and max_num_seqs allow (admission.py). Not in a step that
+                         preempted: whoever lost its blocks a moment ago would take them back from those who need them.
 
 Everything is decided before anything is reserved, so that a victim never has reserved blocks in the step that puts it
 out.
+
+Progress is bounded. The earliest running group is never the victim of another one, and every step feeds at least one of
+its tokens (decodes are at most max_num_seqs ≤ max_num_batched_tokens, so something is left for a prefill). It can
+lose this place only to an earlier arrival that comes back, once for each of those. So k groups of at most T tokens are
+done after at most T · k (k + 1) / 2 such steps, however small the pool.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from minipaged.scheduling.queues import Queues
 from minipaged.scheduling.recompute import demand, give_up_blocks
 from minipaged.scheduling.sequence import Sequence
 from minipaged.scheduling.share import Share, divide
-from minipaged.snapshot import Snapshot
+from minipaged.scheduling.swapping import Swapping
 from minipaged.step import StepPlan
 
 
@@ -52,14 +57,16 @@ class Scheduler:
         blocks: BlockManager,
         policy: PreemptionPolicy | None = None,
         prefixes: PrefixSharing | None = None,
+        host: BlockManager | None = None,
     ) -> None:
         self.config = config
         self.blocks = blocks
+        self.host = BlockManager(0, blocks.block_size, pool="host") if host is None else host
         self.prefixes = prefixes
         self.policy = PreemptLatest() if policy is None else policy
-        self.num_preemptions = 0
         self._queues = Queues()
-        self._admission = Admission(config, blocks, prefixes, self._queues)
+        self._swapping = Swapping(config.preemption_mode, blocks, self.host, prefixes)
+        self._admission = Admission(config, blocks, prefixes, self._swapping, self._queues)
         self._groups: dict[str, SequenceGroup] = {}
         self._step = 0
         self._unconfirmed: list[int] = []  # blocks that the prefix cache knows since a plan that is not counted yet
@@ -75,12 +82,21 @@ class Scheduler:
         return tuple(self._queues.running)
 
     @property
+    def swapped(self) -> tuple[SequenceGroup, ...]:
+        return tuple(self._queues.swapped)
+
+    @property
     def has_unfinished(self) -> bool:
         return bool(self._groups)
 
     def add(self, group: SequenceGroup) -> None:
         self._groups[group.request_id] = group
         self._queues.add(group)
+
+    @property
+    def groups(self) -> tuple[SequenceGroup, ...]:
+        """Every unfinished request's."""
+        return tuple(self._groups.values())
 
     def get(self, request_id: str) -> SequenceGroup | None:
         """The unfinished group of that request, if there is one."""
@@ -98,6 +114,7 @@ class Scheduler:
         """One sequence ended: its blocks go back at once. The last one ends its group."""
         seq.finish_reason = reason
         self.blocks.free(seq.seq_id)
+        self.host.free(seq.seq_id)
         if not group.live:
             self._queues.move(group, GroupState.FINISHED)
             del self._groups[group.request_id]
@@ -111,9 +128,9 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Decide the next step and reserve its blocks. The plan's work is empty where nothing can run."""
-        shares, preempted = self._keep_what_fits()
-        outgrown = [group for group in preempted if group.state is GroupState.FINISHED]
         builder = PlanBuilder(self._step, self.blocks, self.prefixes)
+        shares, preempted = self._keep_what_fits(builder)
+        outgrown = [group for group in preempted if group.state is GroupState.FINISHED]
         for share in shares:
             builder.add(share)
         if not preempted:
@@ -132,22 +149,26 @@ class Scheduler:
     def advance(self, schedule: Schedule) -> None:
         """The plan was applied: the KV of its tokens is in the cache now."""
         self._unconfirmed.clear()
+        self._swapping.confirm()
         for _, seq, num_tokens in schedule.shares:
             if not seq.is_finished:
                 seq.num_computed += num_tokens
 
     def withdraw(self) -> None:
-        """The plan was not applied and its requests have ended: the cache must not know what was never computed."""
+        """The plan was not applied and its requests have ended. The cache must not know what was never computed, and
+        what was never copied to the host must be recomputed.
+        """
         if self.prefixes is not None:
             self.prefixes.withdraw(self._unconfirmed)
         self._unconfirmed.clear()
+        for group in self._swapping.withdraw():
+            self._queues.move(group, GroupState.WAITING)
 
-    def _keep_what_fits(self) -> tuple[list[Share], list[SequenceGroup]]:
+    def _keep_what_fits(self, builder: PlanBuilder) -> tuple[list[Share], list[SequenceGroup]]:
         """Preempt until the running groups' shares fit into the free blocks; returns the shares and the victims."""
         preempted: list[SequenceGroup] = []
         while self._queues.running:
-            budget, chunked = self.config.max_num_batched_tokens, self.config.enable_chunked_prefill
-            shares = list(divide(self._queues.running, budget, chunked))
+            shares = list(divide(self._queues.running, self.config.max_num_batched_tokens, self.config))
             needed = self.blocks.num_blocks_needed((share.seq.seq_id, share.end) for share in shares)
             must = needed > self.blocks.num_free
             victim = self.policy.next_victim(tuple(self._queues.running), must)
@@ -155,54 +176,38 @@ class Scheduler:
                 raise InvariantBroken(f"{self.policy!r} names no victim: {needed} blocks > {self.blocks.num_free} free")
             if victim is None:
                 return shares, preempted
-            self._preempt(victim)
+            self._preempt(victim, builder)
             preempted.append(victim)
         return [], preempted
 
-    def _preempt(self, group: SequenceGroup) -> None:
-        """Preemption by recompute: all blocks go back, and prompt and generated tokens wait to be one prefill.
+    def _preempt(self, group: SequenceGroup, builder: PlanBuilder) -> None:
+        """Swap the group out; or take all its blocks, and its prompt and generated tokens wait to be one prefill.
 
         A group that would not fit into the whole pool could never come back: it ends here and keeps its tokens.
         """
-        self.num_preemptions += 1
+        if self._swapping.takes(group):
+            builder.swap_out += self._swapping.swap_out(group)
+            self._queues.move(group, GroupState.SWAPPED)
+            return
         give_up_blocks(group, self.blocks)
         if demand(group, self.blocks.block_size) > self.blocks.num_blocks:
             self.finish_group(group, "length")
         else:
             self._queues.move(group, GroupState.WAITING)
 
-    # ---------------------------------------------------------------- for viewers and tests
-
-    def snapshot(self, schedule: Schedule) -> Snapshot:
-        """The moment after the plan was made."""
-        return Snapshot(
-            step=schedule.plan.step,
-            block_size=self.blocks.block_size,
-            tables={seq_id: table.entries() for seq_id, table in self.blocks.tables().items()},
-            host_tables={},
-            ref_counts=self.blocks.allocator.ref_counts,
-            host_ref_counts=(),
-            cached=frozenset(self.blocks.allocator.cached),
-            groups={name: tuple(seq.seq_id for seq in group.live) for name, group in self._groups.items()},
-            waiting=tuple(group.request_id for group in self._queues.waiting),
-            running=tuple(group.request_id for group in self._queues.running),
-            swapped=(),
-            preempted=tuple(group.request_id for group in schedule.preempted),
-            events=tuple(self.blocks.events),
-        )
-
     def check(self) -> None:
-        """Each request in exactly one queue, in order; blocks exactly where they belong; the manager's own laws."""
-        queued = self._queues.waiting + self._queues.running
+        """Each request in exactly one queue, in order; blocks exactly where they belong; the managers' own laws."""
+        queues = self._queues.waiting, self._queues.running, self._queues.swapped
+        queued = [group for queue in queues for group in queue]
         if sorted(map(id, queued)) != sorted(map(id, self._groups.values())):
             raise InvariantBroken(f"{len(queued)} groups in the queues != {len(self._groups)} unfinished requests")
-        for queue in (self._queues.waiting, self._queues.running):
+        for queue in queues:
             if [g.number for g in queue] != sorted(g.number for g in queue):
                 raise InvariantBroken(f"a queue is not in order of arrival: {[g.number for g in queue]}")
-        expected = {seq.seq_id for group in self._queues.running for seq in group.live}
-        tables = set(self.blocks.tables())
-        if not tables <= expected:
-            raise InvariantBroken(f"sequences {sorted(tables - expected)} have blocks and do not run")
-        self.blocks.check()
+        for manager, owners in ((self.blocks, self._queues.running), (self.host, self._queues.swapped)):
+            astray = set(manager.tables()) - {seq.seq_id for group in owners for seq in group.live}
+            if astray:
+                raise InvariantBroken(f"sequences {sorted(astray)} have {manager.allocator.pool} blocks and should not")
+            manager.check()
         if self.prefixes is not None:
             self.prefixes.check()

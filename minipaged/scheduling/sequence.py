@@ -27,6 +27,7 @@ class Sequence:
         self.seed = seed
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed = 0
+        self.num_once_computed = 0  # the most that num_computed was before blocks were lost
         self.finish_reason: str | None = None
         self.stem: Stem | None = None
         self._token_ids = list(prompt_token_ids)
@@ -73,6 +74,7 @@ class Sequence:
         child = Sequence(seq_id, self.prompt_token_ids, seed)
         child._token_ids += self.output_token_ids
         child.num_computed = self.num_computed
+        child.num_once_computed = self.num_once_computed
         return child
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""How many blocks the pool has: what the user says, else what memory allows."""
+"""How many blocks the pools have: what the user says, else what memory allows."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def num_device_blocks(
     if budget < block_bytes:
         raise InvalidParameter(field, getattr(args, field), f"leaves {budget} bytes; one block takes {block_bytes}")
     return budget // block_bytes
+
+
+def num_host_blocks(args: EngineArgs, block_bytes: int) -> int:
+    """The whole blocks that fit into `swap_space` GiB; none where nobody is ever swapped."""
+    return 0 if args.preemption_mode == "recompute" else int(args.swap_space * 2**30) // block_bytes
 
 
 def _cuda_budget(utilization: float, device: torch.device, profile: Callable[[], None]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from minipaged.engine_args import EngineArgs
-from minipaged.errors import InvalidParameter, InvariantBroken
+from minipaged.errors import InvalidParameter
 from minipaged.loading import find_model, read_model_config, read_weights
 from minipaged.model.attention import make_backend
 from minipaged.model.batch import RaggedBatch
@@ -22,8 +22,8 @@ from minipaged.model.llama import Llama
 from minipaged.model.weights import load_weights
 from minipaged.step import SequenceWork, StepPlan, StepResult
 from minipaged.worker.device import resolve_device, resolve_dtype
-from minipaged.worker.kv_cache import KVCache, bytes_per_block
-from minipaged.worker.pool_size import num_device_blocks
+from minipaged.worker.kv_cache import KVCache, bytes_per_block, copy_blocks
+from minipaged.worker.pool_size import num_device_blocks, num_host_blocks
 from minipaged.worker.results import answer_plan
 
 
@@ -53,18 +53,25 @@ class Worker:
         num_blocks = num_device_blocks(
             self.args, block_bytes, self.max_model_len, self.device, lambda: self._run_largest(max_num_batched_tokens)
         )
-        self.cache = self._make_cache(num_blocks)
+        self.cache = self._make_cache(num_blocks, self.device)
+        self.host_cache = self._make_cache(num_host_blocks(self.args, block_bytes), torch.device("cpu"))
 
     @property
     def num_blocks(self) -> int:
         return self.cache.num_blocks
 
+    @property
+    def num_host_blocks(self) -> int:
+        return self.host_cache.num_blocks
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply one plan. The order is the contract's: moves first, then the model, which writes before it reads."""
-        if plan.swap_out or plan.swap_in:
-            raise InvariantBroken("the plan swaps, and this worker has no host pool")
-        self.cache.copy_blocks(plan.copies)
+        copy_blocks(self.cache, self.host_cache, plan.swap_out)
+        copy_blocks(self.host_cache, self.cache, plan.swap_in)
+        copy_blocks(self.cache, self.cache, plan.copies)
+        if not plan.work:
+            return StepResult(())
         batch = RaggedBatch.build(plan.work, self.args.block_size, self.device)
         hidden = self.model(batch, self.cache.layers)  # [T, E]
         return answer_plan(plan, hidden, self.model.compute_logits)
@@ -82,11 +89,13 @@ class Worker:
             raise InvalidParameter("max_model_len", asked, f"the model's positions end at {limit}")
         return asked or limit
 
-    def _make_cache(self, num_blocks: int) -> KVCache:
+    def _make_cache(self, num_blocks: int, device: torch.device) -> KVCache:
+        pinned = device != self.device and self.device.type == "cuda"
         try:
-            return KVCache(self.config, num_blocks, self.args.block_size, self.dtype, self.device)
+            return KVCache(self.config, num_blocks, self.args.block_size, self.dtype, device, pinned)
         except (RuntimeError, OverflowError, TypeError) as error:  # torch's words for too much, and for far too much
-            raise InvalidParameter("number of KV blocks", num_blocks, f"do not fit into memory ({error})") from error
+            what = f"number of KV blocks on {device}"
+            raise InvalidParameter(what, num_blocks, f"do not fit into memory ({error})") from error
 
     def _run_largest(self, num_tokens: int) -> None:
         """The step that needs the most memory: every token of the budget in one prompt, on a pool just for it."""
@@ -94,5 +103,5 @@ class Worker:
         num_blocks = -(-num_tokens // self.args.block_size)
         work = SequenceWork(0, (0,) * num_tokens, 0, tuple(range(num_blocks)), 0)
         batch = RaggedBatch.build([work], self.args.block_size, self.device)
-        hidden = self.model(batch, self._make_cache(num_blocks).layers)
+        hidden = self.model(batch, self._make_cache(num_blocks, self.device).layers)
         self.model.compute_logits(hidden[-self.args.max_num_seqs :])

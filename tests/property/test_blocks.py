@@ -1,14 +1,15 @@
 """The conservation law under any sequence of operations, on shuffled free lists, against a shadow model.
 
-The shadow knows what every sequence must read. A pool of lists is written through the block tables, copies are applied
-as the manager asks for them, and after every rule each sequence must read back exactly its own tokens, those included
-that came from the prefix cache.
+The shadow knows what every sequence must read. Two pools of lists, the device's and the host's, are written through the
+block tables, copies and swaps are applied as they are asked for, and after every rule each sequence must read back
+exactly its own tokens, those included that came from the prefix cache.
 """
 
 from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -18,6 +19,7 @@ from minipaged.blocks.eviction import EvictFewestHits, EvictLeastRecentlyUsed
 from minipaged.blocks.manager import BlockManager
 from minipaged.blocks.prefix_cache import PrefixCache
 from minipaged.blocks.prefix_sharing import PrefixSharing
+from minipaged.blocks.swap import move, num_blocks_to_move
 from minipaged.errors import OutOfBlocks
 
 POLICIES = st.sampled_from([EvictLeastRecentlyUsed, EvictFewestHits])
@@ -26,15 +28,24 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)  # two tokens onl
 
 class BlockManagerMachine(RuleBasedStateMachine):
     sequences = Bundle("sequences")
+    swapped = Bundle("swapped")  # groups, each a tuple of sequences
     pins = Bundle("pins")
 
-    @initialize(block_size=st.integers(1, 5), free_order=st.permutations(range(12)), policy=POLICIES)
-    def start(self, block_size, free_order, policy):
+    @initialize(
+        block_size=st.integers(1, 5),
+        free_order=st.permutations(range(12)),
+        num_host_blocks=st.integers(0, 8),
+        policy=POLICIES,
+    )
+    def start(self, block_size, free_order, num_host_blocks, policy):
         self.block_size = block_size
         cache = PrefixCache(block_size)
         self.blocks = BlockManager(len(free_order), block_size, free_order, cache, policy())
         self.prefixes = PrefixSharing(self.blocks, cache)
+        self.host = BlockManager(num_host_blocks, block_size, pool="host")
         self.pool = {block: [None] * block_size for block in free_order}
+        self.host_pool = {block: [None] * block_size for block in range(num_host_blocks)}
+        self.out: dict[int, list[int]] = {}  # what each swapped sequence must read
         self.tokens: dict[int, list[int]] = {}  # the shadow: what each sequence must read
         self.salts: dict[int, str] = {}
         self.pinned: dict[int, tuple[tuple[int, ...], list[list[int]]]] = {}
@@ -116,6 +127,71 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for seq in seqs:
             self.free(seq)
 
+    @rule(seq=sequences)
+    def recompute(self, seq):
+        """All blocks go back, and the same tokens are one prefill, of which the cache may still have the beginning."""
+        if seq in self.tokens:
+            tokens = self.tokens[seq]
+            self.blocks.free(seq)
+            del self.tokens[seq]
+            prefix = self.prefixes.find(tokens[:-1], self.salts[seq])
+            needed = blocks_for(len(tokens), self.block_size) - len(prefix.blocks) + prefix.num_revived
+            if needed <= self.blocks.num_free:
+                cached = len(prefix.blocks) * self.block_size
+                if prefix.blocks:
+                    self.prefixes.begin_with(seq, prefix)
+                    self.tokens[seq] = tokens[:cached]
+                assert self._grow(seq, tokens[cached:])
+
+    def _sharing(self, manager, seqs):
+        """Which table entries of a group are the same block, as a picture without block numbers."""
+        numbers = {}
+        return [[numbers.setdefault(b, len(numbers)) for b in manager.table(seq).physical_blocks] for seq in seqs]
+
+    @rule(target=swapped, seqs=st.lists(sequences, min_size=1, max_size=4, unique=True))
+    def swap_out(self, seqs):
+        seqs = tuple(seq for seq in seqs if seq in self.tokens)
+        needed, free = num_blocks_to_move(seqs, self.blocks, self.host, {}), self.host.num_free
+        sharing = self._sharing(self.blocks, seqs)
+        if needed > free:
+            with pytest.raises(OutOfBlocks):
+                move(seqs, self.blocks, self.host, "swap_out", {})
+            assert self._sharing(self.blocks, seqs) == sharing
+            return ()
+        pairs = move(seqs, self.blocks, self.host, "swap_out", {})
+        assert len({b for b, _ in pairs}) == len({b for _, b in pairs}) == len(pairs) == free - self.host.num_free
+        assert self._sharing(self.host, seqs) == sharing
+        for source, target in pairs:
+            self.host_pool[target] = list(self.pool[source])
+        for seq in seqs:
+            self.out[seq] = self.tokens.pop(seq)
+        return seqs
+
+    @rule(group=swapped)
+    def swap_in(self, group):
+        seqs = tuple(seq for seq in group if seq in self.out)
+        known = {seq: self.prefixes.find(self.out[seq], self.salts[seq]) for seq in seqs}
+        needed, free = num_blocks_to_move(seqs, self.host, self.blocks, known), self.blocks.num_free
+        if needed > free:
+            with pytest.raises(OutOfBlocks):
+                move(seqs, self.host, self.blocks, "swap_in", known)
+            assert self.blocks.num_free == free
+            return
+        pairs = move(seqs, self.host, self.blocks, "swap_in", known)
+        assert free - self.blocks.num_free == needed
+        for source, target in pairs:
+            assert self.blocks.allocator.ref_count(target) > 0
+            self.pool[target] = list(self.host_pool[source])
+        for seq in seqs:
+            self.tokens[seq] = self.out.pop(seq)
+            self.prefixes.note_full_blocks(seq, lambda a, b, s=seq: tuple(self.tokens[s][a:b]), self.salts[seq])
+
+    @rule(group=consumes(swapped))
+    def abort_a_swapped_group(self, group):
+        for seq in group:
+            self.host.free(seq)
+            self.out.pop(seq, None)
+
     @rule(target=pins, seq=sequences)
     def pin(self, seq):
         pin = next(self.ids)
@@ -136,14 +212,20 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def the_conservation_law_holds(self):
         if hasattr(self, "blocks"):
             self.blocks.check()
+            self.host.check()
             self.prefixes.check()
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self):
-        for seq, tokens in getattr(self, "tokens", {}).items():
-            table = self.blocks.table(seq).physical_blocks
+        if hasattr(self, "blocks"):
+            self._check_content(self.tokens, self.blocks, self.pool)
+            self._check_content(self.out, self.host, self.host_pool)
+
+    def _check_content(self, expected, manager, pool):
+        for seq, tokens in expected.items():
+            table = manager.table(seq).physical_blocks
             assert len(table) == blocks_for(len(tokens), self.block_size)
-            assert [slot for block in table for slot in self.pool[block]][: len(tokens)] == tokens
+            assert [slot for block in table for slot in pool[block]][: len(tokens)] == tokens
 
     @invariant()
     def pinned_blocks_keep_their_content(self):
@@ -153,11 +235,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def teardown(self):
         for seq in list(getattr(self, "tokens", {})):
             self.blocks.free(seq)
+        for seq in getattr(self, "out", {}):
+            self.host.free(seq)
         for blocks, _ in getattr(self, "pinned", {}).values():
             self.prefixes.unpin(blocks)
         if hasattr(self, "blocks"):
-            self.blocks.check()
-            assert self.blocks.num_free == self.blocks.num_blocks
+            for manager in (self.blocks, self.host):
+                manager.check()
+                assert manager.num_free == manager.num_blocks
 
 
 TestBlockManager = BlockManagerMachine.TestCase

@@ -1,5 +1,5 @@
 """The engine law for whole engines, on a shadow worker: n samples, beams, early ends, shared beginnings, the prefix
-cache on and off, hash collisions, any pool, any preemption, any chunking, and steps that fail.
+cache on and off, hash collisions, any pool, any preemption, swap, any chunking, aborts, and steps that fail.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipaged.beam_search_params import BeamSearchParams
-from minipaged.blocks.block_table import blocks_for
 from minipaged.blocks.eviction import EvictFewestHits, EvictLeastRecentlyUsed
 from minipaged.engine.llm_engine import LLMEngine
-from minipaged.engine_args import EngineArgs
+from minipaged.engine_args import PREEMPTION_MODES, EngineArgs
 from minipaged.sampling_params import SamplingParams
 from tests.beam_oracle import beam_search
 from tests.property.preempt_at_random import PreemptAtRandom
@@ -37,6 +36,7 @@ requests = st.lists(
             "beams": st.booleans(),
             "salt": st.sampled_from(["", "", "mine"]),
             "arrival": st.integers(0, 12),
+            "abort_after": st.one_of(st.none(), st.integers(0, 12)),
         }
     ),
     min_size=2,
@@ -51,6 +51,9 @@ class FailingWorker(ShadowWorker):
 
     def execute(self, plan):
         if plan.step in self.fail_at:
+            for _, block in (*plan.swap_out, *plan.swap_in):
+                pool = self.host_pool if plan.swap_out else self.pool
+                pool[block] = [999] * self.block_size
             for row in plan.work:
                 for position in range(row.start, row.start + len(row.token_ids)):
                     block = row.block_table[position // self.block_size]
@@ -77,9 +80,23 @@ def expected_tokens(request, i):
     return list(tokens[: ends[0] + 1] if ends else tokens)
 
 
+def params_of(request):
+    if request["beams"]:
+        return BeamSearchParams(request["n"], request["max_tokens"])
+    return SamplingParams(
+        n=request["n"],
+        max_tokens=request["max_tokens"],
+        seed=request["seed"],
+        ignore_eos=True,
+        stop_token_ids=request["stops"],
+        prompt_logprobs=0 if request["scored"] else None,
+    )
+
+
 def most_blocks(request, block_size):
-    shared = request["length"] // block_size
-    return shared + request["n"] * (blocks_for(request["length"] + request["max_tokens"], block_size) - shared)
+    args = EngineArgs(block_size=block_size, skip_tokenizer_init=True)
+    large = LLMEngine(args, ShadowWorker(1000, block_size, vocab_size=20))
+    return large.max_blocks_needed({"prompt_token_ids": prompt_of(request)}, params_of(request))
 
 
 def run(engine, requests):
@@ -89,19 +106,11 @@ def run(engine, requests):
     while arriving or engine.has_unfinished_requests():
         while arriving and arriving[0][1]["arrival"] <= step:
             i, request = arriving.pop(0)
-            if request["beams"]:
-                params = BeamSearchParams(request["n"], request["max_tokens"])
-            else:
-                params = SamplingParams(
-                    n=request["n"],
-                    max_tokens=request["max_tokens"],
-                    seed=request["seed"],
-                    ignore_eos=True,
-                    stop_token_ids=request["stops"],
-                    prompt_logprobs=0 if request["scored"] else None,
-                )
             prompt = {"prompt_token_ids": list(prompt_of(request)), "cache_salt": request["salt"]}
-            engine.add_request(str(i), prompt, params)
+            engine.add_request(str(i), prompt, params_of(request))
+        for i, request in enumerate(requests):
+            if request["abort_after"] is not None and step == request["arrival"] + request["abort_after"]:
+                engine.abort_request(str(i))
         for output in engine.step():
             if output.finished:
                 assert int(output.request_id) not in done, "reported finished twice"
@@ -109,8 +118,9 @@ def run(engine, requests):
         engine.scheduler.check()
         step += 1
         assert step < 5000, "no end in sight"
-    assert engine.blocks.num_free == engine.blocks.num_blocks
-    assert not engine.blocks.tables()
+    for pool in (engine.blocks, engine.scheduler.host):
+        assert pool.num_free == pool.num_blocks
+        assert not pool.tables()
     return [done[i] for i in range(len(requests))]
 
 
@@ -121,6 +131,8 @@ def run(engine, requests):
     spare_blocks=st.integers(0, 20),
     budget=st.integers(8, 30),
     preempt=st.sampled_from([0.0, 0.1, 0.5]),
+    mode=st.sampled_from(PREEMPTION_MODES),
+    num_host_blocks=st.sampled_from([0, 1, 5, 100]),
     caching=st.booleans(),
     eviction=st.sampled_from([EvictLeastRecentlyUsed, EvictFewestHits]),
     fail_at=st.frozensets(st.integers(0, 40), max_size=2),
@@ -128,7 +140,18 @@ def run(engine, requests):
 )
 @settings(max_examples=max(300, settings.default.max_examples))
 def test_each_sample_gets_what_it_gets_alone(
-    collide, requests, block_size, spare_blocks, budget, preempt, caching, eviction, fail_at, seed
+    collide,
+    requests,
+    block_size,
+    spare_blocks,
+    budget,
+    preempt,
+    mode,
+    num_host_blocks,
+    caching,
+    eviction,
+    fail_at,
+    seed,
 ):
     num_blocks = max(most_blocks(request, block_size) for request in requests) + spare_blocks
     args = EngineArgs(
@@ -137,8 +160,9 @@ def test_each_sample_gets_what_it_gets_alone(
         max_num_seqs=8,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
+        preemption_mode=mode,
     )
-    worker = FailingWorker(num_blocks, block_size, vocab_size=20, eos=EOS)
+    worker = FailingWorker(num_blocks, block_size, vocab_size=20, eos=EOS, num_host_blocks=num_host_blocks)
     worker.fail_at = fail_at
     engine = LLMEngine(
         args,
@@ -151,16 +175,21 @@ def test_each_sample_gets_what_it_gets_alone(
     with mock.patch("minipaged.blocks.prefix_cache.block_key", key) if collide else nullcontext():
         outputs = run(engine, requests)
     for request, output in zip(requests, outputs, strict=True):
-        if request["beams"]:
-            if not output.error:
-                assert [(a.token_ids, a.finish_reason) for a in output.outputs] == expected_beams(request)
-            continue
-        for i, answer in enumerate(output.outputs):
-            expected = expected_tokens(request, i)
-            if answer.finish_reason == "error":
-                assert answer.token_ids == expected[: len(answer.token_ids)]
-            else:
-                assert answer.token_ids == expected
-        if request["scored"] and not output.error:
-            scores = [entry.logprob for position in output.prompt_logprobs[1:] for entry in position.values()]
-            assert scores == [shadow_logprob(prompt_of(request)[:k]) for k in range(1, request["length"])]
+        check_output(request, output)
+
+
+def check_output(request, output):
+    """What has come to its end is what it is alone; what was cut off is a beginning of that."""
+    reasons = {answer.finish_reason for answer in output.outputs}
+    cut_off = not reasons.isdisjoint({"error", "abort"})
+    if request["beams"]:
+        assert cut_off or [(a.token_ids, a.finish_reason) for a in output.outputs] == expected_beams(request)
+        return
+    for i, answer in enumerate(output.outputs):
+        expected = expected_tokens(request, i)
+        whole = answer.finish_reason not in ("error", "abort")
+        assert answer.token_ids == (expected if whole else expected[: len(answer.token_ids)])
+    if request["scored"]:
+        scores = [entry.logprob for position in output.prompt_logprobs[1:] for entry in position.values()]
+        expected = [shadow_logprob(prompt_of(request)[:k]) for k in range(1, request["length"])]
+        assert scores == (expected[: len(scores)] if cut_off else expected)

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minipaged.blocks.block_table import blocks_for
+from minipaged.engine_args import PREEMPTION_MODES
 from tests.property.preempt_at_random import PreemptAtRandom
 from tests.shadow_worker import solo_tokens
 from tests.unit.scheduling.driver import Driver
@@ -32,11 +33,13 @@ requests = st.lists(
     max_num_seqs=st.integers(1, 8),
     chunked=st.booleans(),
     preempt=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
+    mode=st.sampled_from(PREEMPTION_MODES),
+    num_host_blocks=st.sampled_from([0, 1, 8, 100]),
     seed=st.integers(0, 2**32),
 )
-@example([(4, 4, 0), (4, 4, 0)], 4, 0, 1, 1, True, 0.0, 0)
+@example([(4, 4, 0), (4, 4, 0)], 4, 0, 1, 1, True, 0.0, "recompute", 0, 0)
 def test_every_request_gets_the_tokens_it_gets_alone(
-    requests, block_size, spare_blocks, budget, max_num_seqs, chunked, preempt, seed
+    requests, block_size, spare_blocks, budget, max_num_seqs, chunked, preempt, mode, num_host_blocks, seed
 ):
     rng = random.Random(seed)
     num_blocks = max(blocks_for(prompt + more, block_size) for prompt, more, _ in requests) + spare_blocks
@@ -49,6 +52,8 @@ def test_every_request_gets_the_tokens_it_gets_alone(
         chunked,
         PreemptAtRandom(seed, preempt),
         rng.sample(range(num_blocks), num_blocks),
+        mode,
+        num_host_blocks,
     )
     arrivals = sorted(requests, key=lambda r: r[2])
     for step in range(13):
@@ -66,16 +71,26 @@ def test_every_request_gets_the_tokens_it_gets_alone(
     requests=requests,
     block_size=st.integers(1, 4),
     num_blocks=st.integers(1, 12),
+    num_host_blocks=st.integers(0, 8),
+    mode=st.sampled_from(PREEMPTION_MODES),
     aborts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 7)), max_size=6),
     seed=st.integers(0, 2**32),
 )
 def test_in_a_pool_too_small_and_with_aborts_nothing_is_lost_and_nothing_hangs(
-    requests, block_size, num_blocks, aborts, seed
+    requests, block_size, num_blocks, num_host_blocks, mode, aborts, seed
 ):
     """A request that outgrows the pool keeps a prefix of its tokens; an aborted one frees its blocks (checked by
     run).
     """
-    driver = Driver(num_blocks, block_size, max_num_seqs=8, budget=16, policy=PreemptAtRandom(seed, 0.1))
+    driver = Driver(
+        num_blocks,
+        block_size,
+        max_num_seqs=8,
+        budget=16,
+        policy=PreemptAtRandom(seed, 0.1),
+        mode=mode,
+        num_host_blocks=num_host_blocks,
+    )
     fitting = [(p, m) for p, m, _ in requests if blocks_for(p, block_size) <= num_blocks]
     for number, (prompt, max_tokens) in enumerate(fitting):
         driver.add(f"r{number}", prompt, max_tokens)
@@ -99,14 +114,28 @@ def test_in_a_pool_too_small_and_with_aborts_nothing_is_lost_and_nothing_hangs(
         assert reason == "length"
 
 
-@given(lengths=st.lists(st.integers(1, 30), min_size=2, max_size=6), seed=st.integers(0, 99))
-def test_the_victim_arrived_after_everyone_who_keeps_running(lengths, seed):
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=2, max_size=6),
+    spare_blocks=st.integers(0, 3),
+    budget=st.integers(6, 40),
+    mode=st.sampled_from(PREEMPTION_MODES),
+    num_host_blocks=st.sampled_from([0, 5, 100]),
+    seed=st.integers(0, 99),
+)
+def test_the_victim_is_the_latest_and_progress_is_bounded(lengths, spare_blocks, budget, mode, num_host_blocks, seed):
+    """The bound of scheduler.py: k groups of at most T tokens take at most T k (k + 1) / 2 steps."""
     rng = random.Random(seed)
-    num_blocks = blocks_for(max(lengths) + 20, 2) + rng.randrange(4)
-    driver = Driver(num_blocks, block_size=2, free_order=rng.sample(range(num_blocks), num_blocks))
+    num_blocks = blocks_for(max(lengths) + 20, 2) + spare_blocks
+    free_order = rng.sample(range(num_blocks), num_blocks)
+    driver = Driver(num_blocks, 2, 6, budget, free_order=free_order, mode=mode, num_host_blocks=num_host_blocks)
     for number, length in enumerate(lengths):
         driver.add(f"r{number}", length, 20)
+    steps = 0
     while driver.scheduler.has_unfinished:
+        earliest = next(iter(driver.scheduler.running), None)
         schedule = driver.step()
+        steps += 1
         kept = [share.group.number for share in schedule.shares]
         assert all(victim.number > max(kept) for victim in schedule.preempted)
+        assert earliest is None or earliest.number in kept, "the earliest running group made no progress"
+    assert steps <= (max(lengths) + 20) * len(lengths) * (len(lengths) + 1) // 2

@@ -22,6 +22,7 @@ PLAIN_DATA = {
     "config",
     "engine_args",
     "errors",
+    "metrics",
     "outputs",
     "sampling_params",
     "snapshot",

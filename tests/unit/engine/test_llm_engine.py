@@ -11,8 +11,10 @@ from minipaged.sampling_params import SamplingParams
 from tests.shadow_worker import ShadowWorker, shadow_logprob, solo_tokens
 
 
-def make_engine(num_blocks=16, block_size=4, eos=(), max_model_len=60, policy=None, on_step=None, **args):
-    worker = ShadowWorker(num_blocks, block_size, eos=eos, max_model_len=max_model_len)
+def make_engine(
+    num_blocks=16, block_size=4, eos=(), max_model_len=60, policy=None, on_step=None, num_host_blocks=0, **args
+):
+    worker = ShadowWorker(num_blocks, block_size, eos=eos, max_model_len=max_model_len, num_host_blocks=num_host_blocks)
     args = EngineArgs(block_size=block_size, skip_tokenizer_init=True, **args)
     return LLMEngine(args, worker, policy=policy, on_step=on_step)
 
@@ -32,7 +34,8 @@ def run(engine):
             if output.finished:
                 assert output.request_id not in finished
                 finished[output.request_id] = output
-    assert engine.blocks.num_free == engine.blocks.num_blocks
+    for pool in (engine.blocks, engine.scheduler.host):
+        assert pool.num_free == pool.num_blocks
     return finished
 
 

@@ -23,13 +23,17 @@ class Driver:
     chunked: bool = True
     policy: object = None
     free_order: list[int] | None = None
+    mode: str = "auto"
+    num_host_blocks: int = 0
+    chunk_border: int = 1
     finished: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self):
-        config = SchedulerConfig(self.max_num_seqs, self.budget, self.chunked)
+        config = SchedulerConfig(self.max_num_seqs, self.budget, self.chunked, self.chunk_border, self.mode)
         self.blocks = BlockManager(self.num_blocks, self.block_size, self.free_order)
-        self.scheduler = Scheduler(config, self.blocks, self.policy)
-        self.worker = ShadowWorker(self.num_blocks, self.block_size)
+        self.host = BlockManager(self.num_host_blocks, self.block_size, pool="host")
+        self.scheduler = Scheduler(config, self.blocks, self.policy, host=self.host)
+        self.worker = ShadowWorker(self.num_blocks, self.block_size, num_host_blocks=self.num_host_blocks)
         self.max_tokens: dict[str, int] = {}
 
     def add(self, name: str, prompt_length: int, max_tokens: int) -> SequenceGroup:
@@ -41,9 +45,10 @@ class Driver:
         return group
 
     def plan(self) -> Schedule:
-        before = {g.request_id: g.number for g in self.scheduler.running}
+        running = {g.request_id for g in self.scheduler.running}
+        swapped = {g.request_id for g in self.scheduler.swapped}
         schedule = self.scheduler.schedule()
-        self._check(schedule, before)
+        self._check(schedule, running, swapped)
         return schedule
 
     def apply(self, schedule: Schedule) -> None:
@@ -70,12 +75,13 @@ class Driver:
         """Step until everything is finished; returns the number of steps. A stall fails at once."""
         steps = empty = 0
         while self.scheduler.has_unfinished:
-            empty = 0 if self.step().plan.work else empty + 1
+            empty = empty + 1 if self.step().plan.is_empty else 0
             assert empty < 2, "two empty steps in a row while work exists"
             steps += 1
             assert steps < limit, "no end in sight"
-        assert self.blocks.num_free == self.num_blocks, "blocks did not come back"
-        assert not self.blocks.tables()
+        for pool in (self.blocks, self.host):
+            assert pool.num_free == pool.num_blocks, "blocks did not come back"
+            assert not pool.tables()
         return steps
 
     def _record(self, group: SequenceGroup) -> None:
@@ -83,7 +89,7 @@ class Driver:
         [seq] = group.sequences
         self.finished[group.request_id] = (seq.finish_reason, seq.output_token_ids)
 
-    def _check(self, schedule: Schedule, ran_before: dict[str, int]) -> None:
+    def _check(self, schedule: Schedule, ran_before: set[str], swapped_before: set[str]) -> None:
         self.scheduler.check()
         plan = schedule.plan
         assert plan.num_tokens <= self.budget
@@ -91,8 +97,16 @@ class Driver:
         assert sum(len(group.live) for group in self.scheduler.running) <= self.max_num_seqs
         for group in self.scheduler.waiting:
             assert all(seq.num_computed == 0 and seq.seq_id not in self.blocks for seq in group.live)
-        admitted = [g for g in self.scheduler.running if g.request_id not in ran_before]
+        for group in self.scheduler.swapped:
+            assert all(seq.seq_id in self.host for seq in group.live)
+        assert not (plan.swap_out and plan.swap_in)
+        running = {g.request_id: g for g in self.scheduler.running}
+        admitted = [g for name, g in running.items() if name not in ran_before]
+        came_back = [g for g in admitted if g.request_id in swapped_before]
+        began = [g for g in admitted if g.request_id not in swapped_before]
         assert not (admitted and schedule.preempted), "admitted in a step that preempted"
-        waiting_before_them = [g for g in self.scheduler.waiting if admitted and g.number < admitted[-1].number]
-        assert not waiting_before_them, "a later request was admitted before an earlier one"
-        assert all(group.state is GroupState.WAITING for group in schedule.preempted)
+        assert not (began and self.scheduler.swapped), "somebody began while others are swapped"
+        for entered, behind in ((came_back, self.scheduler.swapped), (began, self.scheduler.waiting)):
+            earlier = [g for g in behind if entered and g.number < entered[-1].number]
+            assert not earlier, "a later request was admitted before an earlier one"
+        assert not any(group.state is GroupState.RUNNING for group in schedule.preempted)

@@ -4,6 +4,7 @@ import pytest
 
 from minipaged.errors import IllegalTransition
 from minipaged.scheduling.group import TRANSITIONS, GroupState
+from minipaged.scheduling.viewing import take_snapshot
 from tests.shadow_worker import solo_tokens
 from tests.unit.scheduling.driver import Driver
 
@@ -19,6 +20,21 @@ def test_prompts_that_fit_start_together_and_then_decode_one_token_each():
         driver.add(name, prompt_length=4, max_tokens=4)
     assert tokens_of(driver.step()) == [("a", 4), ("b", 4), ("c", 4), ("d", 4)]
     assert tokens_of(driver.step()) == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
+
+
+def test_with_chunk_borders_a_chunk_ends_where_a_block_does_unless_it_ends_the_prompt():
+    """The value of vLLM's test: budget 64 and two prompts of 50 give chunks of 50 and 12, not 14."""
+    driver = Driver(num_blocks=40, budget=64, chunk_border=4)
+    driver.add("a", 50, 9)
+    driver.add("b", 50, 9)
+    assert tokens_of(driver.step()) == [("a", 50), ("b", 12)]
+    assert tokens_of(driver.step()) == [("a", 1), ("b", 38)]
+
+
+def test_a_budget_smaller_than_a_block_is_used_up_all_the_same():
+    driver = Driver(num_blocks=40, budget=3, chunk_border=4, max_num_seqs=3)
+    driver.add("a", 9, 1)
+    assert [tokens_of(driver.step()) for _ in range(4)] == [[("a", 3)], [("a", 1)], [("a", 3)], [("a", 2)]]
 
 
 def test_a_new_prompt_joins_running_decodes_in_one_ragged_batch():
@@ -129,8 +145,9 @@ def test_a_small_pool_does_not_put_a_single_request_out_again_and_again():
     """vLLM 0.4 wanted a spare block for each token here and prefilled again for each one (N = 6, B = 4, prompt 21)."""
     driver = Driver(num_blocks=6)
     driver.add("a", 21, 3)
-    assert [tokens_of(driver.step()) for _ in range(3)] == [[("a", 21)], [("a", 1)], [("a", 1)]]
-    assert driver.scheduler.num_preemptions == 0
+    steps = [driver.step() for _ in range(3)]
+    assert [tokens_of(step) for step in steps] == [[("a", 21)], [("a", 1)], [("a", 1)]]
+    assert not any(step.preempted for step in steps)
 
 
 def test_a_prompt_of_exactly_the_whole_pool_runs_and_one_more_token_than_fits_ends_it():
@@ -201,7 +218,7 @@ def test_a_snapshot_shows_tables_counts_and_queues_of_the_moment():
     driver = Driver(num_blocks=4, free_order=[3, 1, 0, 2])
     driver.add("a", 6, 3)
     driver.add("b", 9, 3)
-    snapshot = driver.scheduler.snapshot(driver.plan())
+    snapshot = take_snapshot(driver.scheduler, driver.plan())
     assert snapshot.tables == {0: ((3, 4), (1, 2))}
     assert snapshot.ref_counts == (0, 1, 0, 1)
     assert snapshot.num_used_blocks == 2

@@ -1,14 +1,19 @@
-"""`python -m minipaged.bench throughput` and `python -m minipaged.bench sharing`."""
+"""Measurements: throughput, sharing, preemption (recompute against swap), control (the control plane alone)."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from minipaged.bench import sharing, throughput
+from minipaged.bench import control_plane, preemption, sharing, throughput
 from minipaged.errors import MinipagedError
 
-MEASUREMENTS = {"throughput": throughput.measure, "sharing": sharing.measure}
+MEASUREMENTS = {
+    "throughput": throughput.measure,
+    "sharing": sharing.measure,
+    "preemption": preemption.measure,
+    "control": control_plane.measure,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", help="directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--swap-space", type=float, default=1.0, help="preemption: GiB of host memory")
     parser.add_argument("--requests", type=int, default=64, help="throughput: how many")
     parser.add_argument("--repeats", type=int, default=3, help="throughput: how often")
     parser.add_argument("--workload", help="throughput: a JSON file of requests instead of random ones")

@@ -18,9 +18,7 @@ from minipaged.blocks.block_table import BlockTable
 
 def writes_to_shared_block(table: BlockTable, num_tokens: int, allocator: BlockAllocator) -> bool:
     """Whether growing to `num_tokens` would write into a block that other tables name too."""
-    return (
-        num_tokens > table.num_filled and table.last_block_is_partial and allocator.ref_count(table[len(table) - 1]) > 1
-    )
+    return num_tokens > table.num_filled and table.last_block_is_partial and allocator.ref_count(table[-1]) > 1
 
 
 def copy_on_write(table: BlockTable, allocator: BlockAllocator) -> tuple[int, int]:

@@ -81,7 +81,7 @@ class BlockManager:
                 continue
             needed += max(0, blocks_for(num_tokens, self.block_size) - len(table))
             if writes_to_shared_block(table, num_tokens, self.allocator):
-                writers[table[len(table) - 1]] += 1
+                writers[table[-1]] += 1
         for block, count in writers.items():
             needed += min(count, self.allocator.ref_count(block) - 1)
         return needed
@@ -92,16 +92,18 @@ class BlockManager:
         New blocks are taken only where the last one is full. Raises OutOfBlocks and changes nothing where
         `num_blocks_needed` is more than what is free.
         """
-        self.allocator.require(self.num_blocks_needed([(seq_id, num_tokens)]))
         table = self._tables.get(seq_id)
         if table is None:
-            table = self._tables[seq_id] = BlockTable(self.block_size, self.versions)
+            table = BlockTable(self.block_size, self.versions)
+        missing = max(0, blocks_for(num_tokens, self.block_size) - len(table))
+        shared = writes_to_shared_block(table, num_tokens, self.allocator)
+        self.allocator.require(missing + shared)
+        self._tables[seq_id] = table
         copies = []
-        if writes_to_shared_block(table, num_tokens, self.allocator):
+        if shared:
             copies.append(copy_on_write(table, self.allocator))
             self.note("copy", seq_id, copies[0])
-        missing = blocks_for(num_tokens, self.block_size) - len(table)
-        if missing > 0:
+        if missing:
             table.append(blocks := self.allocator.allocate(missing))
             self.note("allocate", seq_id, tuple(blocks))
         table.fill(max(num_tokens, table.num_filled))

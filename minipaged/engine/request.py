@@ -28,6 +28,10 @@ class Request(ABC):
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(time.perf_counter()))
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: BaseException | None = None
+    prompt_token_ids: list[int] = field(init=False)  # one list for all outputs: they come with every step
+
+    def __post_init__(self) -> None:
+        self.prompt_token_ids = list(self.prompt.token_ids)
 
     @property
     def request_id(self) -> str:
@@ -46,7 +50,7 @@ class Request(ABC):
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
-            prompt_token_ids=list(self.prompt.token_ids),
+            prompt_token_ids=self.prompt_token_ids,
             outputs=self.completions(),
             finished=not self.group.live,
             metrics=self.metrics,
@@ -65,6 +69,7 @@ class SamplingRequest(Request):
     answers: list[Answer]
 
     def __post_init__(self) -> None:
+        Request.__post_init__(self)
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
 

@@ -15,18 +15,23 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from minipaged.errors import InvariantBroken
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """The content of one full block. Two entries are the same only if they are the same object."""
+    """The content of one full block. Two entries are the same only if they are the same object.
 
-    key: bytes
-    parent: Entry | None  # None: a root, which is no block
-    token_ids: tuple[int, ...]
+    `parent` is the content before it. None makes a root: no block, and there as long as a chain that begins with it.
+    """
+
+    __slots__ = ("__weakref__", "key", "parent", "token_ids")
+
+    def __init__(self, key: bytes, parent: Entry | None, token_ids: tuple[int, ...]) -> None:
+        self.key = key
+        self.parent = parent
+        self.token_ids = token_ids
 
 
 def block_key(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
@@ -39,7 +44,7 @@ class PrefixCache:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._roots: dict[str, Entry] = {}
+        self._roots: WeakValueDictionary[str, Entry] = WeakValueDictionary()  # salts may be as many as requests
         self._entries: dict[bytes, Entry] = {}
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -50,9 +55,10 @@ class PrefixCache:
 
     def root(self, salt: str) -> Entry:
         """Where the chains of requests with this salt begin."""
-        if salt not in self._roots:
-            self._roots[salt] = Entry(hashlib.blake2b(salt.encode(), digest_size=16).digest(), None, ())
-        return self._roots[salt]
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = Entry(hashlib.blake2b(salt.encode(), digest_size=16).digest(), None, ())
+        return root
 
     def lookup(self, token_ids: Sequence[int], salt: str) -> list[tuple[int, Entry]]:
         """The longest known beginning of the tokens: (block, entry) of each of its full blocks, from the first one

@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help chat test test-all property lint clean
+.PHONY: help chat test test-all property break lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ test-all: $(READY)  ## thousands of examples and the slow matrices
 
 property: $(READY)  ## the property-based tests alone
 	$(PY) -m pytest tests/property $(ARGS)
+
+break: $(READY)  ## break a rule in a copy and see which test names it (ARGS=NAME)
+	@$(PY) -m tests.breaks $(ARGS)
 
 lint: $(READY)  ## ruff
 	$(PY) -m ruff check .

@@ -9,12 +9,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Shared machines stall for seconds at times: no deadline, and no judgement of how long drawing an example took.
 _PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("default", max_examples=100, derandomize=True, **_PATIENT)
 settings.register_profile("all", max_examples=2000, **_PATIENT)
+# For `python -m tests.breaks`, which knows what is broken and wants no smallest example of it.
+_FIND_ONE = {"phases": (Phase.explicit, Phase.generate), "report_multiple_bugs": False}
+settings.register_profile("break", max_examples=100, derandomize=True, **_PATIENT, **_FIND_ONE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,7 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("all" if config.getoption("--all") else "default")
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("all" if config.getoption("--all") else "default")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

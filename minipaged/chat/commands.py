@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from minipaged.chat.looks import set_watch, show_blocks, show_stats, show_why
+from minipaged.chat.questions import ask_beams, ask_several
 from minipaged.chat.session import ChatSession
 from minipaged.errors import InvalidParameter
 
@@ -54,27 +56,6 @@ def set_temperature(session: ChatSession, text: str) -> None:
     session.say(f"(temperature {session.params.temperature:g})")
 
 
-def show_stats(session: ChatSession, _: str) -> None:
-    """speed of the last answer, and the KV blocks that it used"""
-    output, snapshot = session.last, session.fullest
-    if output is None or snapshot is None:
-        session.say("(nothing has been answered yet)")
-        return
-    metrics, num_tokens = output.metrics, len(output.outputs[0].token_ids)
-    cached = f"of which {output.num_cached_tokens} came from the prefix cache"
-    session.say(f"  prompt {len(output.prompt_token_ids)} tokens, {cached}; answer {num_tokens} tokens")
-    if metrics.time_to_first_token is not None and metrics.finished_time is not None:
-        session.say(f"  time to first token {metrics.time_to_first_token:.2f} s")
-        if num_tokens > 1:
-            seconds = metrics.finished_time - metrics.first_token_time
-            session.say(f"  then {(num_tokens - 1) / seconds:.1f} tokens/s")
-    slots = max(1, snapshot.num_used_blocks * snapshot.block_size)  # an answer that was stopped at once used none
-    session.say(
-        f"  KV blocks in use {snapshot.num_used_blocks} of {len(snapshot.ref_counts)}; "
-        f"filled {snapshot.num_filled} of {slots} slots ({snapshot.num_filled / slots:.0%})"
-    )
-
-
 def leave(session: ChatSession, _: str) -> None:
     """end the chat"""
     raise Quit
@@ -85,6 +66,11 @@ COMMANDS: dict[str, Callable[[ChatSession, str], None]] = {
     "reset": reset,
     "system": set_system,
     "temperature": set_temperature,
+    "n": ask_several,
+    "beam": ask_beams,
+    "blocks": show_blocks,
+    "watch": set_watch,
+    "why": show_why,
     "stats": show_stats,
     "quit": leave,
 }

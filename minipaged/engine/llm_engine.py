@@ -138,6 +138,10 @@ class LLMEngine:
         """Queues and pools at this moment, and what was counted until now."""
         return self._meter.metrics()
 
+    def snapshot(self) -> Snapshot:
+        """Tables, pools and queues between two steps; the snapshots of a step go to `on_step`."""
+        return take_snapshot(self.scheduler)
+
     def has_unfinished_requests(self) -> bool:
         """Whether a step would report anything more."""
         return bool(self._requests or self._to_report or self._report_again)

@@ -68,7 +68,7 @@ class Scheduler:
         self._swapping = Swapping(config.preemption_mode, blocks, self.host, prefixes)
         self._admission = Admission(config, blocks, prefixes, self._swapping, self._queues)
         self._groups: dict[str, SequenceGroup] = {}
-        self._step = 0
+        self.num_steps = 0  # that were planned
         self._unconfirmed: list[int] = []  # blocks that the prefix cache knows since a plan that is not counted yet
 
     # ---------------------------------------------------------------- requests come and go
@@ -128,7 +128,7 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Decide the next step and reserve its blocks. The plan's work is empty where nothing can run."""
-        builder = PlanBuilder(self._step, self.blocks, self.prefixes)
+        builder = PlanBuilder(self.num_steps, self.blocks, self.prefixes)
         shares, preempted = self._keep_what_fits(builder)
         outgrown = [group for group in preempted if group.state is GroupState.FINISHED]
         for share in shares:
@@ -137,7 +137,7 @@ class Scheduler:
             for group in self._admission.admit(builder):
                 self.finish_group(group, "length")
                 outgrown.append(group)
-        self._step += 1
+        self.num_steps += 1
         self._unconfirmed += builder.new_blocks
         return Schedule(
             builder.build(),

@@ -1,4 +1,4 @@
-"""The moment after a plan was made, for those who draw it."""
+"""The moment, for those who draw it: after a plan was made, or between two steps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from minipaged.scheduling.scheduler import Schedule, Scheduler
 from minipaged.snapshot import LogicalBlock, Snapshot
 
 
-def take_snapshot(scheduler: Scheduler, schedule: Schedule) -> Snapshot:
-    """Copies everything: the snapshot stays what it is while the scheduler goes on."""
+def take_snapshot(scheduler: Scheduler, schedule: Schedule | None = None) -> Snapshot:
+    """Copies everything: the snapshot stays what it is while the scheduler goes on. No schedule: between two steps."""
     blocks, host = scheduler.blocks, scheduler.host
     return Snapshot(
-        step=schedule.plan.step,
+        step=scheduler.num_steps if schedule is None else schedule.plan.step,
         block_size=blocks.block_size,
         tables=_tables(blocks),
         host_tables=_tables(host),
@@ -23,7 +23,7 @@ def take_snapshot(scheduler: Scheduler, schedule: Schedule) -> Snapshot:
         waiting=_names(scheduler.waiting),
         running=_names(scheduler.running),
         swapped=_names(scheduler.swapped),
-        preempted=_names(schedule.preempted),
+        preempted=() if schedule is None else _names(schedule.preempted),
         events=tuple(blocks.events),
     )
 

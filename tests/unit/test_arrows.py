@@ -37,10 +37,11 @@ ARROWS = {
     "model": set(),
     "worker": {"model", "loading"},
     "engine": {"scheduling", "blocks", "decoding", "text", "worker"},
-    "chat": {"engine", "text"},
+    "show": set(),
+    "chat": {"engine", "text", "show"},
     "bench": {"engine"},
 }
-WITHOUT_TORCH = {"blocks", "scheduling", "decoding", "text"} | PLAIN_DATA
+WITHOUT_TORCH = {"blocks", "scheduling", "decoding", "text", "show"} | PLAIN_DATA
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -104,11 +104,12 @@ _CHECKS: dict[str, Check] = {
     "spaces_between_special_tokens": flag,
 }
 
+_OF_BEAM_SEARCH = frozenset({"early_stopping", "length_penalty", "use_beam_search"})
 _NOT_SUPPORTED = frozenset(
-    """early_stopping extra_args flat_logprobs guided_decoding length_penalty logits_processors
+    """extra_args flat_logprobs guided_decoding logits_processors
     logprob_token_ids output_kind prompt_logprob_start prompt_logprob_token_ids repetition_detection
-    skip_reading_prefix_cache stream_interval structured_outputs thinking_token_budget truncate_prompt_tokens
-    use_beam_search""".split()  # noqa: SIM905
+    skip_reading_prefix_cache stream_interval structured_outputs thinking_token_budget
+    truncate_prompt_tokens""".split()  # noqa: SIM905
 )
 
 
@@ -143,6 +144,10 @@ class SamplingParams:
 
     def __new__(cls, **given: Any) -> SamplingParams:
         """Refuse, by name, the fields that vLLM has and minipaged does not."""
+        for field in sorted(_OF_BEAM_SEARCH & given.keys()):
+            raise InvalidParameter(
+                field, given[field], "is beam search's: LLM.beam_search(prompts, BeamSearchParams(…))"
+            )
         for field in sorted(_NOT_SUPPORTED & given.keys()):
             raise InvalidParameter(field, given[field], "is vLLM's, and minipaged does not support it")
         return super().__new__(cls)

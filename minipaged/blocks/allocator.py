@@ -68,7 +68,9 @@ class BlockAllocator:
     def allocate(self, count: int = 1) -> list[int]:
         """Take `count` free blocks, each with one reference: all of them, or (OutOfBlocks) none."""
         self.require(count)
-        blocks = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
+        while len(self._free) < count:  # before any is taken: a policy may raise
+            self._free.append(self._evict())
+        blocks = [self._free.popleft() for _ in range(count)]
         for block in blocks:
             self._ref_counts[block] = 1
         return blocks
@@ -110,6 +112,8 @@ class BlockAllocator:
 
     def _evict(self) -> int:
         block = self.evictable.evict()
+        if block in self.evictable or block not in self._cache or self._ref_counts[block] > 0:
+            raise InvariantBroken(f"{self.evictable!r} evicts {block!r}, which it holds still, or never held")
         self._cache.forget(block)
         self._on_evict(block)
         return block

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from minipaged.errors import InvalidParameter
+
 
 class EvictionPolicy(Protocol):
     """Holds the evictable blocks. To try another idea, write these five methods (EvictFewestHits is an example)."""
@@ -57,7 +59,8 @@ class EvictLeastRecentlyUsed:
 class EvictFewestHits(EvictLeastRecentlyUsed):
     """The block that was hit least often; of several the least recently used one. An example of a policy of one's own.
 
-    A system prompt that thousands of requests began with outlives a long document that one request brought by.
+    A system prompt that thousands of requests began with outlives a long document that one request brought by. Only
+    hits that revive a block are seen here: one that somebody holds is in no danger.
     """
 
     def __init__(self) -> None:
@@ -73,3 +76,13 @@ class EvictFewestHits(EvictLeastRecentlyUsed):
         super().reuse(block)
         self._hits.pop(block, None)  # it will hold something else
         return block
+
+
+def check_eviction_policy(policy: EvictionPolicy | None, enable_prefix_caching: bool) -> None:
+    """It keeps the blocks of one cache: there must be one, and it must not keep another engine's already."""
+    if policy is None:
+        return
+    if not enable_prefix_caching:
+        raise InvalidParameter("eviction_policy", policy, "needs enable_prefix_caching = True")
+    if isinstance(policy, type) or len(policy) > 0:
+        raise InvalidParameter("eviction_policy", policy, "must be a new object: each engine needs one of its own")

@@ -8,6 +8,9 @@ A block's KV depends on all tokens before it, so only a chain from the root may 
 entry: a partial one will still be written. The hash finds an entry and never proves one: a hit is compared with the
 tokens, and its parent must be the entry that was hit before it. A salt gives a root of its own: requests with other
 salts never share.
+
+A block may be forgotten before those behind it (an eviction policy's choice, a reset while a sequence runs). They are
+orphans then: nobody finds them, and their keys are in the way of whoever fills the same blocks anew (`orphan`).
 """
 
 from __future__ import annotations
@@ -15,23 +18,21 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from weakref import WeakValueDictionary
+from dataclasses import dataclass
 
 from minipaged.errors import InvariantBroken
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """The content of one full block. Two entries are the same only if they are the same object.
+    """The content of one full block. Two are the same only if they are the same object, or roots of the same salt."""
 
-    `parent` is the content before it. None makes a root: no block, and there as long as a chain that begins with it.
-    """
+    key: bytes
+    parent: Entry | None  # None: a root, which is no block
+    token_ids: tuple[int, ...]  # of a root, the bytes of its salt
 
-    __slots__ = ("__weakref__", "key", "parent", "token_ids")
-
-    def __init__(self, key: bytes, parent: Entry | None, token_ids: tuple[int, ...]) -> None:
-        self.key = key
-        self.parent = parent
-        self.token_ids = token_ids
+    def is_same(self, other: Entry) -> bool:
+        return self is other or (self.parent is None is other.parent and self.token_ids == other.token_ids)
 
 
 def block_key(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
@@ -44,7 +45,6 @@ class PrefixCache:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._roots: WeakValueDictionary[str, Entry] = WeakValueDictionary()  # salts may be as many as requests
         self._entries: dict[bytes, Entry] = {}
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -54,11 +54,9 @@ class PrefixCache:
         return block in self._key_of
 
     def root(self, salt: str) -> Entry:
-        """Where the chains of requests with this salt begin."""
-        root = self._roots.get(salt)
-        if root is None:
-            root = self._roots[salt] = Entry(hashlib.blake2b(salt.encode(), digest_size=16).digest(), None, ())
-        return root
+        """Where the chains of requests with this salt begin. Made anew each time: salts may be without number."""
+        name = salt.encode()
+        return Entry(hashlib.blake2b(name, digest_size=16).digest(), None, tuple(name))
 
     def lookup(self, token_ids: Sequence[int], salt: str) -> list[tuple[int, Entry]]:
         """The longest known beginning of the tokens: (block, entry) of each of its full blocks, from the first one
@@ -69,7 +67,7 @@ class PrefixCache:
         for begin in range(0, len(token_ids) // self.block_size * self.block_size, self.block_size):
             tokens = tuple(token_ids[begin : begin + self.block_size])
             entry = self._entries.get(block_key(parent.key, tokens))
-            if entry is None or entry.parent is not parent or entry.token_ids != tokens:
+            if entry is None or not entry.parent.is_same(parent) or entry.token_ids != tokens:
                 break
             found.append((self._block_of[entry.key], entry))
             parent = entry
@@ -83,12 +81,19 @@ class PrefixCache:
         key = block_key(parent.key, token_ids)
         known = self._entries.get(key)
         if known is not None:
-            same = known.parent is parent and known.token_ids == token_ids
+            same = known.parent.is_same(parent) and known.token_ids == token_ids
             return (known if same else Entry(key, parent, token_ids)), False
         entry = self._entries[key] = Entry(key, parent, token_ids)
         self._block_of[key] = block
         self._key_of[block] = key
         return entry, True
+
+    def orphan(self, parent: Entry, token_ids: tuple[int, ...]) -> int | None:
+        """The block that has the key of this content and that nobody can find, since its own parent was forgotten."""
+        known = self._entries.get(block_key(parent.key, token_ids))
+        if known is None or known.parent.parent is None or self._entries.get(known.parent.key) is known.parent:
+            return None
+        return self._block_of[known.key]
 
     def forget(self, block: int) -> None:
         """The block will hold something else, or never held what its entry says."""

@@ -62,6 +62,9 @@ class PrefixSharing:
         for logical in range(len(table.chain), table.num_filled // size):
             parent = table.chain[-1] if table.chain else self._cache.root(salt)
             tokens = token_ids(logical * size, (logical + 1) * size)
+            orphan = self._cache.orphan(parent, tokens)
+            if orphan is not None:
+                self._blocks.allocator.forget(orphan)
             entry, is_new = self._cache.insert(table[logical], parent, tokens)
             table.chain.append(entry)
             if is_new:

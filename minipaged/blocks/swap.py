@@ -10,7 +10,7 @@ stay. On the way back the prefix cache may still have some of the content: those
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from minipaged.blocks.block_table import BlockTable
 from minipaged.blocks.manager import BlockManager
@@ -44,7 +44,11 @@ def move(
     for block in placed.values():  # held before new blocks are taken: these cannot be evicted any more
         target.allocator.share(block)
     moving = [block for block in distinct_blocks(seq_ids, source) if block not in placed]
-    placed.update(zip(moving, target.allocator.allocate(len(moving)), strict=True))
+    try:
+        placed.update(zip(moving, target.allocator.allocate(len(moving)), strict=True))
+    except BaseException:  # an eviction policy that raises
+        _let_go(placed.values(), target)
+        raise
     for seq_id in seq_ids:
         old = source.table(seq_id)
         physical = [placed[block] for block in old.physical_blocks]
@@ -54,9 +58,13 @@ def move(
         )
         source.note(kind, seq_id, old.physical_blocks)
         source.free(seq_id)
-    for block in placed.values():  # the tables hold them now
-        target.allocator.free(block)
+    _let_go(placed.values(), target)  # the tables hold them now
     return [(block, placed[block]) for block in moving]
+
+
+def _let_go(blocks: Iterable[int], pool: BlockManager) -> None:
+    for block in blocks:
+        pool.allocator.free(block)
 
 
 def _adopted(seq_ids: Sequence[int], source: BlockManager, known: Mapping[int, Prefix]) -> dict[int, int]:

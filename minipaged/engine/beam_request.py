@@ -19,6 +19,7 @@ from minipaged.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOu
 from minipaged.scheduling.scheduler import Scheduler
 from minipaged.scheduling.sequence import Sequence
 from minipaged.step import TokenLogprob
+from minipaged.text.detokenizer import IncrementalDetokenizer
 from minipaged.text.tokenizer import Tokenizer
 
 
@@ -80,11 +81,13 @@ class BeamRequest(Request):
         )
 
     def _text(self, token_ids: list[int]) -> str:
-        """The text that the tokens add to the prompt's."""
-        prompt = list(self.prompt.token_ids)
+        """The text that the tokens add to the prompt's, which may end inside a character."""
         skip = not self.params.include_stop_str_in_output
-        before = self.tokenizer.decode(prompt, skip_special_tokens=skip)
-        return self.tokenizer.decode(prompt + token_ids, skip_special_tokens=skip)[len(before) :]
+        detokenizer = IncrementalDetokenizer(self.tokenizer, self.prompt.token_ids, skip)
+        for token_id in token_ids:
+            detokenizer.append(token_id)
+        detokenizer.finish()
+        return detokenizer.text
 
 
 def beam_search_output(output: RequestOutput, tokenizer: Tokenizer | None) -> BeamSearchOutput:

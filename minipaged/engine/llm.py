@@ -55,7 +55,7 @@ class LLM:
             args, worker, tokenizer, policy=policy, on_step=on_step, eviction_policy=eviction_policy
         )
         self._numbers = itertools.count()
-        self._lock = threading.Lock()  # calls from several threads take turns: a step belongs to one of them
+        self._lock = threading.RLock()  # calls from several threads take turns: a step belongs to one of them
 
     def describe(self) -> str:
         """The model, where it runs, and the pool, in one line."""
@@ -136,25 +136,33 @@ class LLM:
         return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; requests that run keep their blocks. False where there is no prefix cache."""
+        """Forget every cached prefix; requests that run keep their blocks. False where there is no prefix cache.
+
+        Pinned ones are forgotten too: their handles hold blocks that nobody finds, until they are released.
+        """
         prefixes = self.llm_engine.prefixes
         if prefixes is not None:
-            prefixes.reset()
+            with self._lock:
+                prefixes.reset()
         return prefixes is not None
 
     def pin_prefix(self, prompt: Prompt) -> PinnedPrefix:
         """Compute the prompt once and keep its full blocks cached until the handle is released (paper, section 4.4).
 
         Prompts that begin with it then find it in the cache, whatever else comes and goes. Needs enable_prefix_caching.
+        Tokens behind the last full block are not kept, so a prompt shorter than a block pins nothing.
         """
         prefixes = self.llm_engine.prefixes
         if prefixes is None:
             raise InvalidParameter("enable_prefix_caching", False, "pin_prefix needs True")
-        [output] = self.generate([prompt], SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
-        if output.error is not None:
-            raise output.error
-        salt = prompt.get("cache_salt", "") if isinstance(prompt, dict) else ""
-        return PinnedPrefix(prefixes, prefixes.pin(output.prompt_token_ids, salt))
+        with self._lock:  # nobody evicts it between the two
+            [output] = self.generate([prompt], SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
+            if output.error is not None:
+                raise output.error
+            if not output.outputs[0].token_ids:  # ended with "length" before it was computed
+                raise InvalidPrompt("prompt", prompt, "does not fit into the KV blocks that other pins leave")
+            salt = prompt.get("cache_salt", "") if isinstance(prompt, dict) else ""
+            return PinnedPrefix(prefixes, prefixes.pin(output.prompt_token_ids, salt), self._lock)
 
     def _run(self, names: list[str], show_progress: bool) -> list[RequestOutput]:
         """Step until every one of `names` has ended. Whatever goes wrong, none of them stays behind.

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from minipaged.beam_search_params import BeamSearchParams
-from minipaged.blocks.eviction import EvictionPolicy
+from minipaged.blocks.eviction import EvictionPolicy, check_eviction_policy
 from minipaged.blocks.manager import BlockManager
 from minipaged.blocks.prefix_cache import PrefixCache
 from minipaged.blocks.prefix_sharing import PrefixSharing
@@ -78,6 +78,7 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self.on_step = on_step
         cache = PrefixCache(args.block_size) if args.enable_prefix_caching else None
+        check_eviction_policy(eviction_policy, args.enable_prefix_caching)
         self.blocks = BlockManager(worker.num_blocks, args.block_size, free_order, cache, eviction_policy)
         self.prefixes = None if cache is None else PrefixSharing(self.blocks, cache)
         host = BlockManager(worker.num_host_blocks, args.block_size, pool="host")
@@ -91,6 +92,7 @@ class LLMEngine:
         self._requests: dict[str, Request] = {}  # the unfinished ones
         self._to_report: dict[int, Request] = {}  # those with something new by number, in the order it came
         self._report_again: list[RequestOutput] = []
+        self._is_stepping = False
         self._numbers = itertools.count()
         self._seq_ids = itertools.count()
 
@@ -150,12 +152,22 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Bring requests one step forward. Returns those with something new; each reports its end exactly once."""
+        if self._is_stepping:
+            raise InvalidParameter("on_step", self.on_step, "must not step the engine, whose own step is not over yet")
+        self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            self._is_stepping = False
+
+    def _step(self) -> list[RequestOutput]:
         schedule = self._plan()
         snapshot = take_snapshot(self.scheduler, schedule) if self.on_step else None
         self.blocks.drain_events()  # a snapshot has taken them, or nobody wants them
         result = None
         with self._ending_requests_on_error(schedule):
             result = StepResult(()) if schedule.plan.is_empty else self.worker.execute(schedule.plan)
+            self.scheduler.confirm()
         if result is not None:
             if self.on_step and snapshot:
                 self.on_step(schedule.plan, result, snapshot)

@@ -85,8 +85,8 @@ def _read(prompt: Any, tokenizer: Tokenizer | None) -> ParsedPrompt:
         if len(prompt.keys() & {"prompt", "prompt_token_ids"}) != 1 or len(prompt.keys() - {"cache_salt"}) != 1:
             raise InvalidPrompt("prompt", prompt, f"must be {_ALLOWED}")
         cache_salt = prompt.get("cache_salt", "")
-        if not isinstance(cache_salt, str):
-            raise InvalidPrompt("cache_salt", cache_salt, "must be a string")
+        if not isinstance(cache_salt, str) or any("\ud800" <= char <= "\udfff" for char in cache_salt):
+            raise InvalidPrompt("cache_salt", cache_salt, "must be a string of valid Unicode")
         if "prompt_token_ids" in prompt:
             return ParsedPrompt(None, _read_token_ids(prompt["prompt_token_ids"]), cache_salt)
         prompt = prompt["prompt"]

@@ -16,17 +16,19 @@ from minipaged.step import BestCandidates, Sample, SamplingWork, ScorePrompt, Se
 
 
 class PlanBuilder:
-    """Collects shares into a plan, reserving their blocks as they come."""
+    """Collects shares into a plan, reserving their blocks as they come. `new_blocks` takes the blocks that the prefix
+    cache knows since this plan.
+    """
 
-    def __init__(self, step: int, blocks: BlockManager, prefixes: PrefixSharing | None) -> None:
+    def __init__(self, step: int, blocks: BlockManager, prefixes: PrefixSharing | None, new_blocks: list[int]) -> None:
         self.shares: list[Share] = []
-        self.new_blocks: list[int] = []  # that the prefix cache knows since this plan
         self.num_tokens = 0
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
         self._step = step
         self._blocks = blocks
         self._prefixes = prefixes
+        self._new_blocks = new_blocks
         self._work: list[SequenceWork] = []
         self._sampling: list[SamplingWork] = []
         self._copies: list[tuple[int, int]] = []
@@ -54,7 +56,7 @@ class PlanBuilder:
         if share.end == seq.num_tokens:
             self._sample(row, group, seq)
         if self._prefixes is not None:
-            self.new_blocks += self._prefixes.note_full_blocks(seq.seq_id, seq.token_ids, group.sampling.cache_salt)
+            self._new_blocks += self._prefixes.note_full_blocks(seq.seq_id, seq.token_ids, group.sampling.cache_salt)
         if len(group.sequences) > 1:
             graft_siblings(group, seq, share.end, self._blocks)
         self.shares.append(share)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from minipaged.blocks.block_table import blocks_for
 from minipaged.blocks.manager import BlockManager
-from minipaged.scheduling.group import SequenceGroup
+from minipaged.scheduling.group import GroupState, SequenceGroup
+from minipaged.scheduling.queues import Queues
 from minipaged.scheduling.sequence import Sequence, Stem
 
 
@@ -34,6 +35,19 @@ def give_up_blocks(group: SequenceGroup, blocks: BlockManager) -> None:
             seq.stem = Stem(parent, num_blocks)
 
 
+def start_over(queues: Queues, blocks: BlockManager, host: BlockManager) -> None:
+    """After a plan that was never applied: its blocks may hold anything, and its copies were not made. All that ran, or
+    was about to, is computed again.
+    """
+    for group in (*queues.running, *queues.waiting, *queues.swapped):
+        if group.state is GroupState.SWAPPED and not any(seq.seq_id in blocks for seq in group.live):
+            continue
+        give_up_blocks(group, host)
+        give_up_blocks(group, blocks)
+        if group.state is not GroupState.WAITING:
+            queues.move(group, GroupState.WAITING)
+
+
 def demand(group: SequenceGroup, block_size: int) -> int:
     """The blocks that a group without any needs for all its present tokens."""
     whole = sum(blocks_for(seq.num_tokens, block_size) for seq in group.live)
@@ -42,12 +56,14 @@ def demand(group: SequenceGroup, block_size: int) -> int:
 
 def graft_siblings(group: SequenceGroup, parent: Sequence, num_computed: int, blocks: BlockManager) -> None:
     """Those that wait for the parent's first blocks take them once they are computed, or planned to be; and so on."""
-    for seq in group.live:
-        if seq.stem and seq.stem.sibling is parent and seq.stem.num_blocks * blocks.block_size <= num_computed:
-            blocks.share_prefix(parent.seq_id, seq.seq_id, seq.stem.num_blocks)
-            seq.num_computed = seq.stem.num_blocks * blocks.block_size
-            seq.stem = None
-            graft_siblings(group, seq, seq.num_computed, blocks)
+    grown = [(parent, num_computed)]
+    for parent, num_computed in grown:  # the list grows meanwhile: a chain of stems may be as long as the group
+        for seq in group.live:
+            if seq.stem and seq.stem.sibling is parent and seq.stem.num_blocks * blocks.block_size <= num_computed:
+                blocks.share_prefix(parent.seq_id, seq.seq_id, seq.stem.num_blocks)
+                seq.num_computed = seq.stem.num_blocks * blocks.block_size
+                seq.stem = None
+                grown.append((seq, seq.num_computed))
 
 
 def _common_length(left: tuple[int, ...], right: tuple[int, ...]) -> int:

@@ -31,7 +31,7 @@ from minipaged.scheduling.group import GroupState, SequenceGroup
 from minipaged.scheduling.plan_builder import PlanBuilder
 from minipaged.scheduling.preemption import PreemptionPolicy, PreemptLatest
 from minipaged.scheduling.queues import Queues
-from minipaged.scheduling.recompute import demand, give_up_blocks
+from minipaged.scheduling.recompute import demand, give_up_blocks, start_over
 from minipaged.scheduling.sequence import Sequence
 from minipaged.scheduling.share import Share, divide
 from minipaged.scheduling.swapping import Swapping
@@ -69,7 +69,9 @@ class Scheduler:
         self._admission = Admission(config, blocks, prefixes, self._swapping, self._queues)
         self._groups: dict[str, SequenceGroup] = {}
         self.num_steps = 0  # that were planned
+        self._is_planned = False  # a plan was begun, and the worker has not applied it
         self._unconfirmed: list[int] = []  # blocks that the prefix cache knows since a plan that is not counted yet
+        self._outgrown: list[SequenceGroup] = []  # ended, and in no schedule yet
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -128,28 +130,31 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Decide the next step and reserve its blocks. The plan's work is empty where nothing can run."""
-        builder = PlanBuilder(self.num_steps, self.blocks, self.prefixes)
+        if self._is_planned:  # a policy's error or an interrupt broke in, and nobody knows how far the plan got
+            start_over(self._queues, self.blocks, self.host)
+            self.withdraw()
+        self._is_planned = True
+        builder = PlanBuilder(self.num_steps, self.blocks, self.prefixes, self._unconfirmed)
         shares, preempted = self._keep_what_fits(builder)
-        outgrown = [group for group in preempted if group.state is GroupState.FINISHED]
         for share in shares:
             builder.add(share)
         if not preempted:
             for group in self._admission.admit(builder):
-                self.finish_group(group, "length")
-                outgrown.append(group)
+                self._end_outgrown(group)
         self.num_steps += 1
-        self._unconfirmed += builder.new_blocks
-        return Schedule(
-            builder.build(),
-            tuple(builder.shares),
-            tuple(group for group in preempted if group.state is not GroupState.FINISHED),
-            tuple(outgrown),
-        )
+        outgrown, self._outgrown = tuple(self._outgrown), []
+        put_out = tuple(group for group in preempted if group.state is not GroupState.FINISHED)
+        return Schedule(builder.build(), tuple(builder.shares), put_out, outgrown)
+
+    def confirm(self) -> None:
+        """The worker has applied the plan: its copies are made, and its tokens' KV is in the cache."""
+        self._is_planned = False
+        self._swapping.confirm()
 
     def advance(self, schedule: Schedule) -> None:
-        """The plan was applied: the KV of its tokens is in the cache now."""
+        """Count what the applied plan has computed."""
+        self.confirm()
         self._unconfirmed.clear()
-        self._swapping.confirm()
         for _, seq, num_tokens in schedule.shares:
             if not seq.is_finished:
                 seq.num_computed += num_tokens
@@ -160,6 +165,7 @@ class Scheduler:
         """
         if self.prefixes is not None:
             self.prefixes.withdraw(self._unconfirmed)
+        self._is_planned = False
         self._unconfirmed.clear()
         for group in self._swapping.withdraw():
             self._queues.move(group, GroupState.WAITING)
@@ -191,9 +197,13 @@ class Scheduler:
             return
         give_up_blocks(group, self.blocks)
         if demand(group, self.blocks.block_size) > self.blocks.num_blocks:
-            self.finish_group(group, "length")
+            self._end_outgrown(group)
         else:
             self._queues.move(group, GroupState.WAITING)
+
+    def _end_outgrown(self, group: SequenceGroup) -> None:
+        self.finish_group(group, "length")
+        self._outgrown.append(group)
 
     def check(self) -> None:
         """Each request in exactly one queue, in order; blocks exactly where they belong; the managers' own laws."""

@@ -37,6 +37,19 @@ def test_samples_are_those_of_single_requests_with_consecutive_seeds_in_fewer_bl
     assert most_blocks["together"] < 0.6 * most_blocks["apart"]
 
 
+def test_a_beam_s_text_begins_with_the_character_that_the_prompt_left_unfinished():
+    llm = our_llm(max_model_len=2048)
+    engine = llm.llm_engine
+    prompt = {"prompt_token_ids": engine.tokenizer.encode("I love you 😀😀😀")[:-1]}
+    engine.add_request("beam", prompt, BeamSearchParams(1, 6))
+    engine.add_request("greedy", prompt, SamplingParams(temperature=0, max_tokens=6))
+    done = {}
+    while engine.has_unfinished_requests():
+        done.update((output.request_id, output.outputs[0]) for output in engine.step() if output.finished)
+    assert done["beam"].token_ids == done["greedy"].token_ids
+    assert done["beam"].text == done["greedy"].text
+
+
 @torch.inference_mode()
 def assert_same_beams(prompts, max_tokens):
     llm = our_llm(max_model_len=2048)

@@ -169,7 +169,7 @@ def test_each_sample_gets_what_it_gets_alone(
         worker,
         policy=PreemptAtRandom(seed, preempt),
         free_order=random.Random(seed).sample(range(num_blocks), num_blocks),
-        eviction_policy=eviction(),
+        eviction_policy=eviction() if caching else None,
     )
     key = (lambda parent_key, token_ids: b"the same") if collide else None
     with mock.patch("minipaged.blocks.prefix_cache.block_key", key) if collide else nullcontext():

@@ -194,6 +194,88 @@ def test_a_pin_holds_a_beginning_until_it_is_released():
     assert pool.blocks.num_free == 4
 
 
+class EvictHighest(EvictLeastRecentlyUsed):
+    """Cares for no chain: the block with the highest number goes."""
+
+    def evict(self):
+        block = max(self._blocks)
+        self.reuse(block)
+        return block
+
+
+def test_a_block_whose_parent_was_evicted_makes_way_for_the_same_content_computed_anew():
+    pool = Pool(num_blocks=4, policy=EvictHighest())
+    pool.blocks.grow(9, 4)  # so that the parent gets a higher number than its child
+    pool.blocks.grow(0, 4)
+    pool.blocks.free(9)
+    pool.blocks.allocator._free.rotate(1)
+    pool.run(0, list(range(8)))
+    parent, child = pool.blocks.table(0).physical_blocks
+    assert parent > child
+    pool.blocks.free(0)
+    pool.run(1, [50] * 11)  # takes the two free blocks and one more
+    assert (parent in pool.prefixes._cache, child in pool.prefixes._cache) == (False, True)
+    pool.blocks.free(1)
+    assert pool.run(2, list(range(8))) == 0
+    pool.blocks.free(2)
+    assert pool.run(3, list(range(9))) == 8
+
+
+def test_a_reset_in_mid_answer_keeps_nobody_from_caching_the_same_tokens_later():
+    pool = Pool(num_blocks=12)
+    pool.run(0, list(range(5)))
+    pool.prefixes.reset()
+    pool.run(0, list(range(13)))
+    pool.blocks.free(0)
+    assert pool.run(1, list(range(13))) == 0
+    pool.blocks.free(1)
+    assert pool.run(2, list(range(13))) == 12
+
+
+def test_salts_without_number_leave_nothing_behind():
+    pool = Pool()
+    for user in range(100):
+        pool.run(user, [1, 2], salt=f"user {user}")
+        pool.blocks.free(user)
+    assert sum(len(value) for value in vars(pool.prefixes._cache).values() if isinstance(value, dict)) == 0
+
+
+@pytest.mark.parametrize("block", [0, None, 2])
+def test_a_policy_that_evicts_what_is_not_its_own_is_named(block):
+    """Block 0 is in use, None is no block, and 2 stays in the policy."""
+
+    class Wrong(EvictLeastRecentlyUsed):
+        def evict(self):
+            return block
+
+        def __repr__(self):
+            return "Wrong()"
+
+    pool = Pool(num_blocks=3, policy=Wrong())
+    pool.run(0, [1] * 8)
+    pool.run(1, [2] * 4)
+    pool.blocks.free(1)
+    with pytest.raises(InvariantBroken, match=rf"Wrong\(\) evicts {block}"):
+        pool.blocks.grow(2, 1)
+
+
+def test_a_policy_that_raises_in_the_middle_loses_no_block():
+    class Second(EvictLeastRecentlyUsed):
+        def evict(self):
+            if len(self) == 1:
+                raise ZeroDivisionError
+            return super().evict()
+
+    pool = Pool(num_blocks=3, policy=Second())
+    pool.run(0, [1] * 8)
+    pool.blocks.free(0)
+    with pytest.raises(ZeroDivisionError):
+        pool.blocks.grow(1, 12)
+    pool.blocks.free(1)
+    pool.check()
+    assert pool.blocks.num_free == 3
+
+
 def test_check_finds_a_map_that_contradicts_itself():
     cache = PrefixCache(4)
     cache.insert(0, cache.root(""), (1, 2, 3, 4))

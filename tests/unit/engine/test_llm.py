@@ -132,6 +132,27 @@ def test_a_pinned_prefix_stays_until_it_is_released(directory):
         make_llm(directory).pin_prefix(ask)
 
 
+def test_a_pin_that_other_pins_leave_no_room_for_is_refused(directory):
+    llm = LLM(directory, skip_tokenizer_init=True, num_gpu_blocks_override=4, enable_prefix_caching=True, block_size=4)
+    first = llm.pin_prefix({"prompt_token_ids": random_prompt(12, seed=1)})
+    with pytest.raises(InvalidPrompt, match="does not fit into the KV blocks that other pins leave"):
+        llm.pin_prefix({"prompt_token_ids": random_prompt(8, seed=2)})
+    first.release()
+    assert len(llm.pin_prefix({"prompt_token_ids": random_prompt(8, seed=2)}).blocks) == 2
+
+
+def test_a_hook_may_reset_the_cache_but_not_generate(directory):
+    llm = make_llm(directory, enable_prefix_caching=True)
+    expected = tokens(llm.generate(PROMPTS, GREEDY))
+    llm.llm_engine.on_step = lambda *_: llm.reset_prefix_cache()
+    assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
+    llm.llm_engine.on_step = lambda *_: llm.generate(PROMPTS, GREEDY)
+    with pytest.raises(InvalidParameter, match="on_step = .* must not step the engine"):
+        llm.generate(PROMPTS, GREEDY)
+    llm.llm_engine.on_step = None
+    assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

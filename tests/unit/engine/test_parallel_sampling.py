@@ -131,3 +131,17 @@ def test_more_samples_than_the_pool_can_ever_hold_are_refused_with_the_numbers()
     engine = make_engine(num_blocks=5)
     engine.add_request("a", {"prompt_token_ids": [1] * 6}, SamplingParams(n=4, max_tokens=2))
     run(engine)
+
+
+def test_at_the_end_of_the_context_no_sample_ever_needs_a_block_of_its_own():
+    engine = make_engine(num_blocks=2, max_model_len=9)
+    add(engine, "a", 8, n=4, max_tokens=None)
+    assert [len(answer.token_ids) for answer in run(engine)["a"].outputs] == [1] * 4
+
+
+def test_more_samples_than_python_recurses_share_their_beginning_again_after_a_preemption():
+    engine = make_engine(num_blocks=3000, policy=PreemptAt(2), max_num_seqs=1100)
+    prompt = add(engine, "a", 9, n=1100, max_tokens=3)
+    output = run(engine)["a"]
+    assert output.metrics.num_preemptions == 1
+    assert output.outputs[-1].token_ids == list(solo_tokens(prompt, 3 + 1099, 3))

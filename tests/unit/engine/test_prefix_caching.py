@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from minipaged.blocks.eviction import EvictFewestHits
+from minipaged.engine.llm_engine import LLMEngine
+from minipaged.engine_args import EngineArgs
+from minipaged.errors import InvalidParameter
 from minipaged.sampling_params import SamplingParams
-from tests.shadow_worker import shadow_logprob, solo_tokens
+from tests.shadow_worker import ShadowWorker, shadow_logprob, solo_tokens
 from tests.unit.engine.test_llm_engine import add, make_engine, run
 
 
@@ -126,3 +130,60 @@ def test_a_prompt_that_fits_only_because_nobody_pins_is_ended_and_not_kept_waiti
     engine.prefixes.unpin(pinned)
     add(engine, "c", 15, first=30, max_tokens=1)
     assert len(run(engine)["c"].outputs[0].token_ids) == 1
+
+
+def interrupt_next_plan(engine):
+    """Ctrl-C while the next step is planned, its blocks taken and made known, nothing computed."""
+    admit = engine.scheduler._admission.admit
+
+    def interrupted(builder):
+        engine.scheduler._admission.admit = admit
+        admit(builder)
+        raise KeyboardInterrupt
+
+    engine.scheduler._admission.admit = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+
+
+def test_an_interrupt_while_a_step_is_planned_leaves_nothing_to_hit():
+    engine, plans = make()
+    prompt = add(engine, "a", 9)
+    interrupt_next_plan(engine)
+    engine.abort_request("a")
+    add(engine, "b", 9)
+    output = run(engine)["b"]
+    assert (output.num_cached_tokens, output.outputs[0].token_ids) == (0, list(solo_tokens(prompt, 3, 6)))
+
+
+def test_copies_of_a_plan_that_was_interrupted_are_not_lost():
+    """The second step forks the prompt's last block; its plan, copies included, never reaches the worker."""
+    engine, plans = make()
+    prompt = add(engine, "a", 9, n=3)
+    engine.step()
+    interrupt_next_plan(engine)
+    outputs = run(engine)["a"].outputs
+    assert [output.token_ids for output in outputs] == [list(solo_tokens(prompt, 3 + i, 6)) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "caching", "message"),
+    [
+        (EvictFewestHits(), False, "needs enable_prefix_caching = True"),
+        (EvictFewestHits, True, "must be a new object"),
+    ],
+)
+def test_an_eviction_policy_that_could_do_nothing_is_refused(policy, caching, message):
+    args = EngineArgs(block_size=4, skip_tokenizer_init=True, enable_prefix_caching=caching)
+    with pytest.raises(InvalidParameter, match=f"eviction_policy = .*{message}"):
+        LLMEngine(args, ShadowWorker(8, 4), eviction_policy=policy)
+
+
+def test_an_eviction_policy_that_keeps_another_engine_s_blocks_is_refused():
+    args = EngineArgs(block_size=4, skip_tokenizer_init=True, enable_prefix_caching=True)
+    policy = EvictFewestHits()
+    engine = LLMEngine(args, ShadowWorker(8, 4), eviction_policy=policy)
+    add(engine, "a", 9)
+    run(engine)
+    with pytest.raises(InvalidParameter, match="each engine needs one of its own"):
+        LLMEngine(args, ShadowWorker(8, 4), eviction_policy=policy)

@@ -30,6 +30,8 @@ from tests.unit.engine.test_llm_engine import add, make_engine, run
         ({}, "must be a string"),
         (7, "must be a string"),
         (None, "must be a string"),
+        ({"prompt_token_ids": [1], "cache_salt": 7}, "cache_salt = 7: must be a string"),
+        ({"prompt_token_ids": [1], "cache_salt": "\ud800"}, "must be a string of valid Unicode"),
     ],
 )
 def test_a_prompt_that_cannot_run_is_refused_with_the_reason(prompt, message):

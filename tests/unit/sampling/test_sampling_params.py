@@ -155,7 +155,13 @@ def test_fields_that_only_look_contradictory_are_accepted():
     assert SamplingParams(n=1, best_of=1, temperature=0).is_greedy is True
 
 
-@pytest.mark.parametrize("field", ["guided_decoding", "structured_outputs", "logits_processors", "use_beam_search"])
+@pytest.mark.parametrize("field", ["use_beam_search", "length_penalty", "early_stopping"])
+def test_a_field_of_beam_search_is_refused_with_the_place_where_it_belongs(field):
+    with pytest.raises(InvalidParameter, match=rf"^{field} = .*LLM.beam_search\(prompts, BeamSearchParams"):
+        SamplingParams(**{field: None})
+
+
+@pytest.mark.parametrize("field", ["guided_decoding", "structured_outputs", "logits_processors"])
 def test_a_field_of_vllm_that_is_not_supported_is_refused_by_name(field):
     with pytest.raises(InvalidParameter, match=f"^{field} = .*does not support"):
         SamplingParams(**{field: None})

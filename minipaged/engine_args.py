@@ -65,7 +65,7 @@ _CHECKS: dict[str, Check] = {
     "enable_prefix_caching": flag,
     "preemption_mode": one_of(PREEMPTION_MODES),
     "swap_space": number("must be a number of GiB, at least 0", lambda v: 0 <= v < math.inf),
-    "tensor_parallel_size": _only(1, "tensor parallelism"),
+    "tensor_parallel_size": optional(_COUNT),
     "enforce_eager": _only(True, "a compiled model"),
 }
 
@@ -85,12 +85,13 @@ class EngineArgs:
     max_num_batched_tokens  tokens fed in one step
     enable_chunked_prefill  whether a prompt may be fed in pieces; without it, it waits until it fits into a step
     num_gpu_blocks_override the pool's size in blocks, whatever memory there is (on any device; the name is vLLM's)
-    kv_cache_memory_bytes   the pool's size in bytes; None on a CPU is 1 GiB, or what max_model_len tokens need if more
+    kv_cache_memory_bytes   each rank's pool in bytes; None on a CPU is 1 GiB, or what max_model_len tokens need if more
     gpu_memory_utilization  on CUDA, the share of the card's memory for weights, activations and pool together
     preemption_mode         "swap" moves a preempted request's blocks to host memory, "recompute" computes them again;
                             "auto" swaps requests of several sequences (samples, beams) and recomputes single ones
     swap_space              GiB of host memory to swap to; where it is full, requests are recomputed
     enable_prefix_caching   whether full blocks outlive their requests, for later ones that begin with the same tokens
+    tensor_parallel_size    how many ranks share the work of each layer; None is as many as torchrun has started, else 1
     seed                    requests without a seed of their own get one from this and their number
     attention_backend       "reference", "gather", or "auto", which picks
     """
@@ -113,7 +114,7 @@ class EngineArgs:
     enable_prefix_caching: bool = False
     preemption_mode: str = "auto"
     swap_space: float = 1.0
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int | None = 1
     enforce_eager: bool = True
 
     def __post_init__(self) -> None:

@@ -77,3 +77,19 @@ class InvariantBroken(BlockError):
 
 class IllegalTransition(MinipagedError, RuntimeError):
     """A sequence group was moved between two states that no rule connects."""
+
+
+class EngineDead(MinipagedError, RuntimeError):
+    """The engine's ranks have ended: no step can run any more."""
+
+
+class RankFailed(EngineDead):
+    """A rank died or raised, and so the engine is over. `rank` says which; the message holds its traceback."""
+
+    def __init__(self, rank: int, story: str) -> None:
+        super().__init__(rank, story)
+        self.rank = rank
+        self.story = story
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.story}"

@@ -50,6 +50,7 @@ CHAPTERS = {
     ],
     "beam search": ["decoding/beam_search.py", "engine/beam_request.py"],
     "sampling": [
+        "sampling_rules.py",
         "worker/sampler.py",
         "worker/noise.py",
         "worker/logits.py",
@@ -58,6 +59,17 @@ CHAPTERS = {
     ],
     "attention, the fast way": ["model/attention/gather.py"],
     "layers and positions": ["model/layers.py", "model/rope.py", "model/weights.py"],
+    "tensor parallelism": [
+        "model/ranks.py",
+        "model/parallel.py",
+        "worker/plan_message.py",
+        "worker/parallel_worker.py",
+        "worker/rank.py",
+        "worker/torch_ranks.py",
+        "worker/meeting.py",
+        "worker/rank_processes.py",
+        "worker/launch.py",
+    ],
     "text": [
         "engine/answer.py",
         "text/detokenizer.py",

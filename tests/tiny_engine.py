@@ -24,13 +24,26 @@ def make_engine(
     policy: Any = None,
     free_order: Any = None,
     eos_token_ids: tuple[int, ...] | None = None,
-    num_host_blocks: int = 0,
     tokenizer: Tokenizer | None = None,
     **args: Any,
 ) -> LLMEngine:
-    """`directory` is what TinyLlama.save wrote; `args` are EngineArgs. `eos_token_ids` replace the model's own."""
+    """`directory` is what TinyLlama.save wrote; `args` are EngineArgs, and num_host_blocks in place of swap_space.
+    `eos_token_ids` replace the model's own.
+    """
+    args = tiny_engine_args(directory, num_blocks, **args)
+    worker = Worker(args)
+    if eos_token_ids is not None:
+        worker.config = dataclasses.replace(worker.config, eos_token_ids=eos_token_ids)
+    worker.load(args.scheduler_config(worker.max_model_len).max_num_batched_tokens)
+    with torch.inference_mode():
+        fill_pools(worker, float("nan"))
+    return LLMEngine(args, worker, tokenizer, policy=policy, free_order=free_order)
+
+
+def tiny_engine_args(directory: Path, num_blocks: int, num_host_blocks: int = 0, **args: Any) -> EngineArgs:
+    """Float64, no tokenizer, and pools of so many blocks."""
     block_bytes = bytes_per_block(read_model_config(directory), args.get("block_size", 16), torch.float64)
-    args = EngineArgs(
+    return EngineArgs(
         model=directory,
         dtype="float64",
         skip_tokenizer_init=True,
@@ -38,15 +51,12 @@ def make_engine(
         swap_space=num_host_blocks * block_bytes / 2**30,
         **args,
     )
-    worker = Worker(args)
-    if eos_token_ids is not None:
-        worker.config = dataclasses.replace(worker.config, eos_token_ids=eos_token_ids)
-    worker.load(args.scheduler_config(worker.max_model_len).max_num_batched_tokens)
-    with torch.inference_mode():
-        for layer in worker.cache.layers + worker.host_cache.layers:
-            for tensor in layer:
-                tensor.fill_(float("nan"))
-    return LLMEngine(args, worker, tokenizer, policy=policy, free_order=free_order)
+
+
+def fill_pools(worker: Worker, value: float) -> None:
+    for layer in worker.cache.layers + worker.host_cache.layers:
+        for tensor in layer:
+            tensor.fill_(value)
 
 
 def tiny_tokenizer(vocab_size: int = 61) -> Tokenizer:

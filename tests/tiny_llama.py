@@ -179,7 +179,8 @@ class PagedPool:
         self.model = model
         self.block_size = block_size
         config = model.config
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        num_kv_heads = model.model.layers[0].self_attn.k_proj.weight.shape[0] // config.head_dim  # a rank's own
+        shape = (num_blocks, block_size, num_kv_heads, config.head_dim)
         dtype = model.lm_head.weight.dtype
         self.kv = [
             KVLayer(*(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))) for _ in range(config.num_layers)

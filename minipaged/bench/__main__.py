@@ -1,11 +1,11 @@
-"""Measurements: throughput, sharing, preemption (recompute against swap), control (the control plane alone)."""
+"""Measurements: throughput, sharing, preemption (recompute or swap), control (plain Python alone), ranks (traffic)."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from minipaged.bench import control_plane, preemption, sharing, throughput
+from minipaged.bench import control_plane, preemption, ranks, sharing, throughput
 from minipaged.errors import MinipagedError
 
 MEASUREMENTS = {
@@ -13,6 +13,7 @@ MEASUREMENTS = {
     "sharing": sharing.measure,
     "preemption": preemption.measure,
     "control": control_plane.measure,
+    "ranks": ranks.measure,
 }
 
 
@@ -24,7 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--swap-space", type=float, default=1.0, help="preemption: GiB of host memory")
-    parser.add_argument("--requests", type=int, default=64, help="throughput: how many")
+    parser.add_argument("--tensor-parallel-size", type=int, help="ranks (default: 1; for the measurement ranks: 3)")
+    parser.add_argument("--requests", type=int, default=64, help="throughput and ranks: how many")
     parser.add_argument("--repeats", type=int, default=3, help="throughput: how often")
     parser.add_argument("--workload", help="throughput: a JSON file of requests instead of random ones")
     parser.add_argument("--peer", choices=["hf"], help="throughput: measure transformers in turn with ours")

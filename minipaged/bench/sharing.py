@@ -32,7 +32,13 @@ class Watch:
 def measure(args) -> None:
     """Print both tables."""
     rng = random.Random(0)
-    llm = LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len, enable_prefix_caching=True)
+    llm = LLM(
+        args.model,
+        dtype=args.dtype,
+        max_model_len=args.max_model_len,
+        tensor_parallel_size=args.tensor_parallel_size,
+        enable_prefix_caching=True,
+    )
     tokens = range(1000, llm.llm_engine.worker.config.vocab_size)
     console = Console(width=120)
     console.print(llm.describe(), highlight=False)

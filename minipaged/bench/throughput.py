@@ -64,7 +64,12 @@ def run_transformers(model, workload: Workload) -> float:
 
 def measure(args) -> None:
     """Ours and the peer's in turn, `--repeats` times each, after a short warm-up of each."""
-    llm = LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len)
+    llm = LLM(
+        args.model,
+        dtype=args.dtype,
+        max_model_len=args.max_model_len,
+        tensor_parallel_size=args.tensor_parallel_size,
+    )
     vocab_size = llm.llm_engine.worker.config.vocab_size
     workload = read_workload(args.workload) if args.workload else make_workload(args.requests, vocab_size)
     workload = workload[: args.requests]

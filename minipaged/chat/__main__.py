@@ -18,7 +18,7 @@ from rich.console import Console
 
 from minipaged.chat.commands import Quit, run_command
 from minipaged.chat.session import ChatSession
-from minipaged.errors import InvalidInput, MinipagedError
+from minipaged.errors import EngineDead, InvalidInput, MinipagedError
 from minipaged.sampling_params import SamplingParams
 from minipaged.text.chat_template import encode_chat
 
@@ -49,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             max_model_len=args.max_model_len,
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
             attention_backend=args.attention_backend,
+            tensor_parallel_size=args.tensor_parallel_size,
             enable_prefix_caching=True,  # the next turn begins with what the last one computed
         )
         session = ChatSession(llm.llm_engine, params, args.system, out, notes)
@@ -62,6 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     threading.Thread(target=encode_chat, args=(llm.llm_engine.tokenizer, [{"role": "user", "content": "Hi"}])).start()
     try:
         converse(session)
+    except EngineDead as error:
+        notes.print(f"the chat is over: {error}", style="red", markup=False, highlight=False)
+        return 1
     except BrokenPipeError:  # whoever read the answers has left; what is still unwritten has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -82,6 +86,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=16, help="tokens in a KV block")
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="size of the KV pool")
     parser.add_argument("--attention-backend", default="auto", help="auto, gather, reference")
+    parser.add_argument("--tensor-parallel-size", type=int, help="ranks (default: torchrun's number of them, or 1)")
     return parser.parse_args(arguments)
 
 

@@ -23,7 +23,7 @@ from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.preemption import PreemptionPolicy
 from minipaged.text.chat_template import encode_chat
 from minipaged.text.tokenizer import load_tokenizer
-from minipaged.worker.worker import Worker
+from minipaged.worker.launch import closing_on_error, make_worker
 
 
 class LLM:
@@ -46,16 +46,23 @@ class LLM:
         **engine_args: Any,
     ) -> None:
         args = EngineArgs(model=model, **engine_args)
-        worker = Worker(args)
-        tokenizer = None
-        if not args.skip_tokenizer_init:
-            tokenizer = load_tokenizer(worker.tokenizer_source)
-        worker.load(args.scheduler_config(worker.max_model_len).max_num_batched_tokens)
-        self.llm_engine = LLMEngine(
-            args, worker, tokenizer, policy=policy, on_step=on_step, eviction_policy=eviction_policy
-        )
+        worker = make_worker(args)
+        with closing_on_error(worker):
+            tokenizer = None if args.skip_tokenizer_init else load_tokenizer(worker.tokenizer_source)
+            worker.load(args.scheduler_config(worker.max_model_len).max_num_batched_tokens)
+            self.llm_engine = LLMEngine(args, worker, tokenizer, policy, on_step, eviction_policy=eviction_policy)
         self._numbers = itertools.count()
         self._lock = threading.RLock()  # calls from several threads take turns: a step belongs to one of them
+
+    def close(self) -> None:
+        """End the other ranks, where there are any; no step can follow. So does the end of a with block, or `del`."""
+        self.llm_engine.worker.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def describe(self) -> str:
         """The model, where it runs, and the pool, in one line."""
@@ -65,6 +72,7 @@ class LLM:
             f"{worker.path.name} on {worker.device} in {dtype}, {worker.backend.name} attention, "
             f"{worker.num_blocks} KV blocks of {worker.cache.block_size} tokens "
             f"({worker.cache.num_bytes / 2**20:,.0f} MiB)"
+            + (f" on each of {worker.ranks.size} ranks" if worker.ranks.size > 1 else "")
         )
 
     def generate(

@@ -28,7 +28,7 @@ from minipaged.engine.metering import Meter
 from minipaged.engine.prompts import RequestLimits
 from minipaged.engine.request import Request, SamplingRequest
 from minipaged.engine_args import EngineArgs
-from minipaged.errors import InvalidParameter
+from minipaged.errors import EngineDead, InvalidParameter
 from minipaged.metrics import EngineMetrics
 from minipaged.outputs import RequestOutput
 from minipaged.sampling_params import SamplingParams
@@ -260,7 +260,8 @@ class LLMEngine:
     def _ending_requests_on_error(self, schedule: Schedule) -> Iterator[None]:
         """What raises inside a step ends the requests of that step with "error" and the cause; the engine goes on.
 
-        Their blocks may be half written, so there is no going on for them. An interrupt is not swallowed.
+        Their blocks may be half written, so there is no going on for them. An interrupt is not swallowed, nor is
+        the ranks' end.
         """
         try:
             yield
@@ -270,7 +271,7 @@ class LLMEngine:
                 if request is not None and request.group is group:  # its name may have been given to another one
                     self._end(request, "error", cause)
             self.scheduler.withdraw()
-            if not isinstance(cause, Exception):
+            if not isinstance(cause, Exception) or isinstance(cause, EngineDead):
                 raise
             logger.exception("a step failed; its requests have ended with an error")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from minipaged.errors import InvalidParameter
 from minipaged.sampling_params import SamplingParams
-from minipaged.step import SamplingRules
+from minipaged.sampling_rules import SamplingRules
 from minipaged.text.tokenizer import Tokenizer
 
 

@@ -9,6 +9,8 @@ Modules and parameters carry the checkpoint's names (`model.layers.0.self_attn.q
 lookup. The query, key and value projections stay three matrices, and gate and up two: fused, they gained nothing on a
 CPU, and the MLP even lost, since each half of a fused result is a strided view.
 
+Read it with one rank in mind. Over several, the layers carry the split (parallel.py): each rank has some of the heads.
+
 Letters: T tokens of the step, R rows that sample, E hidden_size, H heads, K KV heads, D head_dim, V vocab_size.
 """
 
@@ -25,26 +27,30 @@ from minipaged.config import ModelConfig
 from minipaged.model.attention import AttentionBackend
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.kv_layer import KVLayer
-from minipaged.model.layers import Embedding, Linear, RMSNorm
+from minipaged.model.layers import RMSNorm
+from minipaged.model.parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, VocabParallelHead
+from minipaged.model.ranks import ALONE, Ranks, split, split_heads
 from minipaged.model.rope import compute_cos_sin, compute_inv_freq, rotate
+
+Device = torch.device | str
 
 
 class LlamaAttention(nn.Module):
     """Grouped-query attention: H / K query heads share each of the K key and value heads."""
 
     def __init__(
-        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device | str
+        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: Device, ranks: Ranks
     ) -> None:
         super().__init__()
         self.backend = backend
         self.head_dim = config.head_dim
-        query_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        linear = partial(Linear, bias=config.attention_bias, dtype=dtype, device=device)
-        self.q_proj = linear(config.hidden_size, query_size)
-        self.k_proj = linear(config.hidden_size, kv_size)
-        self.v_proj = linear(config.hidden_size, kv_size)
-        self.o_proj = linear(query_size, config.hidden_size)
+        query_rows = split_heads(config.num_heads, ranks).of_heads(config.head_dim)
+        kv_rows = split_heads(config.num_kv_heads, ranks).of_heads(config.head_dim)
+        common = {"bias": config.attention_bias, "dtype": dtype, "device": device}
+        self.q_proj = ColumnParallelLinear(config.hidden_size, query_rows, **common)
+        self.k_proj = ColumnParallelLinear(config.hidden_size, kv_rows, **common)
+        self.v_proj = ColumnParallelLinear(config.hidden_size, kv_rows, **common)
+        self.o_proj = RowParallelLinear(query_rows, config.hidden_size, **common, ranks=ranks)
 
     def forward(
         self,
@@ -68,12 +74,13 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """SwiGLU: one projection decides how much of the other passes."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: Device, ranks: Ranks) -> None:
         super().__init__()
-        linear = partial(Linear, bias=config.mlp_bias, dtype=dtype, device=device)
-        self.gate_proj = linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = linear(config.intermediate_size, config.hidden_size)
+        columns = split(config.intermediate_size, ranks)
+        common = {"bias": config.mlp_bias, "dtype": dtype, "device": device}
+        self.gate_proj = ColumnParallelLinear(config.hidden_size, columns, **common)
+        self.up_proj = ColumnParallelLinear(config.hidden_size, columns, **common)
+        self.down_proj = RowParallelLinear(columns, config.hidden_size, **common, ranks=ranks)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # [T, E]
@@ -83,14 +90,14 @@ class LlamaDecoderLayer(nn.Module):
     """One layer; all layers are the same program with other weights and another KV layer."""
 
     def __init__(
-        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device | str
+        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: Device, ranks: Ranks
     ) -> None:
         super().__init__()
         norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, dtype, device)
         self.input_layernorm = norm()
-        self.self_attn = LlamaAttention(config, backend, dtype, device)
+        self.self_attn = LlamaAttention(config, backend, dtype, device, ranks)
         self.post_attention_layernorm = norm()
-        self.mlp = LlamaMLP(config, dtype, device)
+        self.mlp = LlamaMLP(config, dtype, device, ranks)
 
     def forward(
         self,
@@ -110,14 +117,14 @@ class LlamaModel(nn.Module):
     """Embedding, decoder layers, final norm: what checkpoints keep under `model.`."""
 
     def __init__(
-        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device | str
+        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: Device, ranks: Ranks
     ) -> None:
         super().__init__()
         self.backend = backend
         self.dtype = dtype
         self.inv_freq = compute_inv_freq(config.rope, config.head_dim).to(device)
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
-        layers = (LlamaDecoderLayer(config, backend, dtype, device) for _ in range(config.num_layers))
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, dtype, device, ranks)
+        layers = (LlamaDecoderLayer(config, backend, dtype, device, ranks) for _ in range(config.num_layers))
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
 
@@ -138,15 +145,16 @@ class Llama(nn.Module):
         backend: how attention reads the paged KV (`make_backend`).
         dtype: float16, bfloat16, float32 or float64.
         device: where the weights are, and the batches and KV layers must be.
+        ranks: over whom the weights are split (parallel.py); without it, nothing is.
     """
 
     def __init__(
-        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device | str
+        self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: Device, ranks: Ranks = ALONE
     ) -> None:
         super().__init__()
         self.config = config
-        self.model = LlamaModel(config, backend, dtype, device)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
+        self.model = LlamaModel(config, backend, dtype, device, ranks)
+        self.lm_head = VocabParallelHead(config.hidden_size, config.vocab_size, dtype, device, ranks)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -159,6 +167,6 @@ class Llama(nn.Module):
         return self.model(batch, kv)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of every vocabulary entry as the next token: `[R, E]` to `[R, V]`, in float32 at least."""
+        """Scores of every vocabulary entry as the next token: `[R, E]` to `[R, V]` (on rank 0), in float32 at least."""
         logits = self.lm_head(hidden).contiguous()  # the sampler reads them row by row
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -12,12 +12,14 @@ import torch
 
 from minipaged.errors import BrokenCheckpoint
 from minipaged.model.llama import Llama
+from minipaged.model.parallel import Part
 
 
 def load_weights(model: Llama, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Copy each named tensor into its parameter, cast to the model's dtype on the way.
 
-    The tensors are taken one at a time and none is kept: with a memory-mapped checkpoint the weights exist once.
+    The tensors are taken one at a time and none is kept: with a memory-mapped checkpoint the weights exist once, and a
+    rank that holds a part of each reads from the disk no more than that part.
 
     Raises:
         BrokenCheckpoint: a tensor has another shape than the config gives it, is not in the model, comes twice, or is
@@ -32,14 +34,19 @@ def load_weights(model: Llama, weights: Iterable[tuple[str, torch.Tensor]]) -> N
             raise BrokenCheckpoint("tensor", name, "the config describes a model without it")
         if name not in missing:
             raise BrokenCheckpoint("tensor", name, "it is in the weights twice")
-        expected = tuple(parameters[name].shape)
-        if tuple(tensor.shape) != expected:
-            raise BrokenCheckpoint(f"shape of {name}", tuple(tensor.shape), f"the config makes it {expected}")
+        part = _part_of(parameters[name])
+        if tuple(tensor.shape) != part.whole_shape:
+            raise BrokenCheckpoint(f"shape of {name}", tuple(tensor.shape), f"the config makes it {part.whole_shape}")
         with torch.no_grad():
-            parameters[name].copy_(tensor)
+            parameters[name].copy_(part.take(tensor))
         del missing[name]
     if missing:
         raise BrokenCheckpoint("missing tensors", list(missing), "the config asks for them, the weights lack them")
+
+
+def _part_of(parameter: torch.nn.Parameter) -> Part:
+    """The whole tensor, unless a layer that is split over ranks has said which part of it (parallel.py)."""
+    return getattr(parameter, "part", None) or Part(tuple(parameter.shape), lambda tensor: tensor)
 
 
 def _is_derived(name: str, model: Llama) -> bool:

@@ -16,8 +16,8 @@ import enum
 from dataclasses import dataclass
 
 from minipaged.errors import IllegalTransition
+from minipaged.sampling_rules import SamplingRules
 from minipaged.scheduling.sequence import Sequence
-from minipaged.step import SamplingRules
 
 
 class GroupState(enum.Enum):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minipaged.step import SamplingRules
+from minipaged.sampling_rules import SamplingRules
 from minipaged.worker.logprobs import pack, pack_best_first
 from minipaged.worker.noise import gumbel, random_bits
 

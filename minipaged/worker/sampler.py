@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from minipaged.sampling_params import GREEDY_TEMPERATURE
-from minipaged.step import Draw, Sample, SamplingRules, ScoredToken
+from minipaged.sampling_rules import SamplingRules
+from minipaged.step import Draw, Sample, ScoredToken
 from minipaged.worker.candidates import contenders, has_filter, scale, survivors
 from minipaged.worker.logits import apply_rules
 from minipaged.worker.logprobs import at_least_float32, rows_per_chunk, score_tokens

@@ -9,6 +9,7 @@ slots.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from minipaged.loading import find_model, read_model_config, read_weights
 from minipaged.model.attention import make_backend
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.llama import Llama
+from minipaged.model.ranks import ALONE, Ranks, check_split, split_heads
 from minipaged.model.weights import load_weights
 from minipaged.step import SequenceWork, StepPlan, StepResult
 from minipaged.worker.device import resolve_device, resolve_dtype
@@ -28,18 +30,21 @@ from minipaged.worker.results import answer_plan
 
 
 class Worker:
-    """One rank: the model's weights, its share of the KV pool, and the sampler.
+    """One rank: the model's weights, the KV pool, and the sampler; of several ranks, its share of the first two.
 
     Construction finds the model and settles device, dtype and lengths, and so is quick to refuse; `load` reads the
     weights and allocates the pool.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
+    def __init__(self, args: EngineArgs, ranks: Ranks = ALONE) -> None:
         self.args = args
+        self.ranks = ranks
         self.path = find_model(args.model)
         self.tokenizer_source = self._find_tokenizer()
         self.config = read_model_config(self.path)
-        self.device = resolve_device(args.device)
+        check_split(self.config, ranks.size)
+        self._kv_config = replace(self.config, num_kv_heads=split_heads(self.config.num_kv_heads, ranks).size)
+        self.device = resolve_device(args.device, ranks)
         self.dtype = resolve_dtype(args.dtype, self.config)
         self.max_model_len = self._max_model_len()
         self.backend = make_backend(args.attention_backend)
@@ -47,14 +52,16 @@ class Worker:
     @torch.inference_mode()
     def load(self, max_num_batched_tokens: int) -> None:
         """Read the weights, then give the pool what memory is left for it."""
-        self.model = Llama(self.config, self.backend, self.dtype, self.device)
+        self.model = Llama(self.config, self.backend, self.dtype, self.device, self.ranks)
         load_weights(self.model, read_weights(self.path))
-        block_bytes = bytes_per_block(self.config, self.args.block_size, self.dtype)
+        block_bytes = bytes_per_block(self._kv_config, self.args.block_size, self.dtype)
         num_blocks = num_device_blocks(
             self.args, block_bytes, self.max_model_len, self.device, lambda: self._run_largest(max_num_batched_tokens)
         )
-        self.cache = self._make_cache(num_blocks, self.device)
-        self.host_cache = self._make_cache(num_host_blocks(self.args, block_bytes), torch.device("cpu"))
+        # A block number means the same on every rank, so the pools have the size of the smallest one.
+        self.cache = self._make_cache(min(self.ranks.collect(num_blocks)), self.device)
+        host_blocks = min(self.ranks.collect(num_host_blocks(self.args, block_bytes)))
+        self.host_cache = self._make_cache(host_blocks, torch.device("cpu"))
 
     @property
     def num_blocks(self) -> int:
@@ -66,15 +73,22 @@ class Worker:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Apply one plan. The order is the contract's: moves first, then the model, which writes before it reads."""
+        """Apply one plan, and answer it."""
+        return answer_plan(plan, self.forward(plan), self.model.compute_logits)
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """The order is the contract's: moves first, then the model, which writes before it reads. Returns `[T, E]`."""
         copy_blocks(self.cache, self.host_cache, plan.swap_out)
         copy_blocks(self.host_cache, self.cache, plan.swap_in)
         copy_blocks(self.cache, self.cache, plan.copies)
         if not plan.work:
-            return StepResult(())
+            return torch.empty(0, self.config.hidden_size)
         batch = RaggedBatch.build(plan.work, self.args.block_size, self.device)
-        hidden = self.model(batch, self.cache.layers)  # [T, E]
-        return answer_plan(plan, hidden, self.model.compute_logits)
+        return self.model(batch, self.cache.layers)
+
+    def close(self) -> None:
+        """End what runs beside this process; one rank has nothing of the kind."""
 
     def _find_tokenizer(self) -> Any:
         """The model's directory unless the user says otherwise: another one, a hub id, or a ready tokenizer."""
@@ -92,7 +106,7 @@ class Worker:
     def _make_cache(self, num_blocks: int, device: torch.device) -> KVCache:
         pinned = device != self.device and self.device.type == "cuda"
         try:
-            return KVCache(self.config, num_blocks, self.args.block_size, self.dtype, device, pinned)
+            return KVCache(self._kv_config, num_blocks, self.args.block_size, self.dtype, device, pinned)
         except (RuntimeError, OverflowError, TypeError) as error:  # torch's words for too much, and for far too much
             what = f"number of KV blocks on {device}"
             raise InvalidParameter(what, num_blocks, f"do not fit into memory ({error})") from error

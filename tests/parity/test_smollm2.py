@@ -27,12 +27,12 @@ def generate(prompts, **engine_args):
 
 
 @torch.inference_mode()
-def assert_same_as_transformers(outputs):
+def assert_same_as_transformers(outputs, num_tokens=NUM_TOKENS):
     """Every token is transformers' choice; near ties are counted, and there may be too few of them to matter."""
     used_a_tie = 0
     for output in outputs:
         answer = torch.tensor(output.outputs[0].token_ids)
-        assert len(answer) == NUM_TOKENS
+        assert len(answer) == num_tokens
         tokens = torch.tensor(output.prompt_token_ids + output.outputs[0].token_ids)
         logits = hf_model()(tokens[None, :-1]).logits[0, len(output.prompt_token_ids) - 1 :]  # [NUM_TOKENS, V]
         best = logits.topk(2).values

@@ -25,6 +25,7 @@ PLAIN_DATA = {
     "metrics",
     "outputs",
     "sampling_params",
+    "sampling_rules",
     "snapshot",
     "step",
 }
@@ -39,7 +40,7 @@ ARROWS = {
     "engine": {"scheduling", "blocks", "decoding", "text", "worker"},
     "show": set(),
     "chat": {"engine", "text", "show"},
-    "bench": {"engine"},
+    "bench": {"engine", "worker"},
 }
 WITHOUT_TORCH = {"blocks", "scheduling", "decoding", "text", "show"} | PLAIN_DATA
 FILES = sorted(PACKAGE.rglob("*.py"))

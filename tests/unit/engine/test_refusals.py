@@ -111,7 +111,7 @@ def test_a_request_id_serves_one_unfinished_request_at_a_time():
         ({"swap_space": -1}, "swap_space"),
         ({"swap_space": float("inf")}, "swap_space"),
         ({"swap_space": "4"}, "swap_space"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"enforce_eager": False}, "enforce_eager"),
         ({"model": 7}, "model"),
     ],

@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help chat test test-all property break lint clean
+.PHONY: help chat watch test test-all property break lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -17,6 +17,9 @@ $(READY): pyproject.toml constraints.txt
 
 chat: $(READY)  ## talk to the model in this terminal
 	@$(PY) -m minipaged.chat $(ARGS)
+
+watch: $(READY)  ## see requests at work, step by step (ARGS=--list: the scenes)
+	@$(PY) -m minipaged.watch $(ARGS)
 
 test: $(READY)  ## the tests, fast settings
 	$(PY) -m pytest $(ARGS)

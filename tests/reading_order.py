@@ -39,6 +39,28 @@ CORE_LIMIT = 2500
 # What the core calls and does not explain: each can be read by itself, when it is wanted.
 CHAPTERS = {
     "what a viewer sees": ["snapshot.py", "scheduling/viewing.py"],
+    "pictures": [
+        "show/frame.py",
+        "show/labels.py",
+        "show/pool_state.py",
+        "show/pool_picture.py",
+        "show/pool_strip.py",
+        "show/contents.py",
+        "show/table_picture.py",
+        "show/queue_picture.py",
+        "show/words.py",
+        "show/step_picture.py",
+        "show/json_frames.py",
+        "show/recorder.py",
+        "show/trace.py",
+    ],
+    "the step view": [
+        "watch/__main__.py",
+        "watch/scenes.py",
+        "watch/run.py",
+        "watch/player.py",
+        "watch/keys.py",
+    ],
     "recompute keeps sharing": ["scheduling/recompute.py", "scheduling/queues.py"],
     "swapping": ["blocks/swap.py", "scheduling/swapping.py"],
     "what is counted": ["metrics.py", "engine/metering.py"],

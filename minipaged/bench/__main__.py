@@ -7,6 +7,7 @@ import sys
 
 from minipaged.bench import control_plane, preemption, ranks, sharing, throughput
 from minipaged.errors import MinipagedError
+from minipaged.show import Trace, output_path
 
 MEASUREMENTS = {
     "throughput": throughput.measure,
@@ -15,6 +16,7 @@ MEASUREMENTS = {
     "control": control_plane.measure,
     "ranks": ranks.measure,
 }
+TRACED = {"throughput": throughput.measure, "sharing": sharing.measure}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,9 +32,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="throughput: how often")
     parser.add_argument("--workload", help="throughput: a JSON file of requests instead of random ones")
     parser.add_argument("--peer", choices=["hf"], help="throughput: measure transformers in turn with ours")
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=output_path,
+        help="throughput and sharing: write all steps as a page for a browser; this takes time that is measured",
+    )
     args = parser.parse_args(arguments)
+    if args.trace and args.measurement not in TRACED:
+        parser.error(f"--trace is for {' and '.join(TRACED)}: the others do not serve requests over one engine")
+    trace = Trace(f"bench {args.measurement}") if args.trace else None
     try:
-        MEASUREMENTS[args.measurement](args)
+        if trace is None:
+            MEASUREMENTS[args.measurement](args)
+        else:
+            TRACED[args.measurement](args, trace)
+            trace.save(args.trace)
     except MinipagedError as error:
         print(error, file=sys.stderr)
         return 2

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from minipaged.engine.llm import LLM
+from minipaged.engine.llm_engine import OnStep
 from minipaged.sampling_params import SamplingParams
+from minipaged.show import each
 from minipaged.snapshot import Snapshot
 from minipaged.step import StepPlan, StepResult
 
@@ -29,7 +31,7 @@ class Watch:
         self.num_copies += len(plan.copies)
 
 
-def measure(args) -> None:
+def measure(args, on_step: OnStep | None = None) -> None:
     """Print both tables."""
     rng = random.Random(0)
     llm = LLM(
@@ -38,6 +40,7 @@ def measure(args) -> None:
         max_model_len=args.max_model_len,
         tensor_parallel_size=args.tensor_parallel_size,
         enable_prefix_caching=True,
+        on_step=on_step,
     )
     tokens = range(1000, llm.llm_engine.worker.config.vocab_size)
     console = Console(width=120)
@@ -50,10 +53,11 @@ def measure(args) -> None:
 
 def _watched(llm: LLM, prompts: list, params: SamplingParams | list) -> tuple[Watch, float]:
     llm.reset_prefix_cache()
-    watch = llm.llm_engine.on_step = Watch()
+    watch, on_step = Watch(), llm.llm_engine.on_step
+    llm.llm_engine.on_step = each(watch, on_step)
     begin = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
-    llm.llm_engine.on_step = None
+    llm.llm_engine.on_step = on_step
     return watch, time.perf_counter() - begin
 
 

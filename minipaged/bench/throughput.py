@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minipaged.engine.llm import LLM
+from minipaged.engine.llm_engine import OnStep
 from minipaged.sampling_params import SamplingParams
 
 Workload = list[dict]  # each with "prompt_token_ids" and "max_tokens"
@@ -62,13 +63,14 @@ def run_transformers(model, workload: Workload) -> float:
     return sum(len(output.generated_tokens) for output in outputs.values()) / (time.perf_counter() - begin)
 
 
-def measure(args) -> None:
+def measure(args, on_step: OnStep | None = None) -> None:
     """Ours and the peer's in turn, `--repeats` times each, after a short warm-up of each."""
     llm = LLM(
         args.model,
         dtype=args.dtype,
         max_model_len=args.max_model_len,
         tensor_parallel_size=args.tensor_parallel_size,
+        on_step=on_step,
     )
     vocab_size = llm.llm_engine.worker.config.vocab_size
     workload = read_workload(args.workload) if args.workload else make_workload(args.requests, vocab_size)

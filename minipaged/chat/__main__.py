@@ -20,6 +20,7 @@ from minipaged.chat.commands import Quit, run_command
 from minipaged.chat.session import ChatSession
 from minipaged.errors import EngineDead, InvalidInput, MinipagedError
 from minipaged.sampling_params import SamplingParams
+from minipaged.show import Trace, each, output_path
 from minipaged.text.chat_template import encode_chat
 
 with contextlib.suppress(ImportError):  # Windows has none; with it, the prompt has line editing and a history
@@ -53,6 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
             enable_prefix_caching=True,  # the next turn begins with what the last one computed
         )
         session = ChatSession(llm.llm_engine, params, args.system, out, notes)
+        trace = Trace(llm.describe(), llm.llm_engine.tokenizer.token_text) if args.trace else None
+        if trace is not None:
+            llm.llm_engine.on_step = each(llm.llm_engine.on_step, trace)
     except MinipagedError as error:
         notes.print(str(error), style="red", markup=False, highlight=False)
         return 2
@@ -68,6 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except BrokenPipeError:  # whoever read the answers has left; what is still unwritten has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        if trace is not None:
+            trace.save(args.trace)
     return 0
 
 
@@ -87,6 +94,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="size of the KV pool")
     parser.add_argument("--attention-backend", default="auto", help="auto, gather, reference")
     parser.add_argument("--tensor-parallel-size", type=int, help="ranks (default: torchrun's number of them, or 1)")
+    parser.add_argument("--trace", metavar="FILE", type=output_path, help="write all steps as a page for a browser")
     return parser.parse_args(arguments)
 
 

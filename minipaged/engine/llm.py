@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minipaged.beam_search_params import BeamSearchParams
@@ -27,8 +27,9 @@ from minipaged.worker.launch import closing_on_error, make_worker
 
 
 class LLM:
-    """A model, ready to generate. Arguments are those of EngineArgs; `on_step` is called in each step (LLMEngine), and
-    the two policies replace who is preempted and what is evicted (scheduling/preemption.py, blocks/eviction.py).
+    """A model, ready to generate. Arguments are those of EngineArgs; `on_step` is called in each step, `free_order` is
+    the order in which blocks are handed out first (both: LLMEngine), and the two policies replace who is preempted and
+    what is evicted (scheduling/preemption.py, blocks/eviction.py).
 
     from minipaged import LLM, SamplingParams
     llm = LLM()
@@ -43,6 +44,7 @@ class LLM:
         on_step: OnStep | None = None,
         policy: PreemptionPolicy | None = None,
         eviction_policy: EvictionPolicy | None = None,
+        free_order: Iterable[int] | None = None,
         **engine_args: Any,
     ) -> None:
         args = EngineArgs(model=model, **engine_args)
@@ -50,7 +52,7 @@ class LLM:
         with closing_on_error(worker):
             tokenizer = None if args.skip_tokenizer_init else load_tokenizer(worker.tokenizer_source)
             worker.load(args.scheduler_config(worker.max_model_len).max_num_batched_tokens)
-            self.llm_engine = LLMEngine(args, worker, tokenizer, policy, on_step, eviction_policy=eviction_policy)
+            self.llm_engine = LLMEngine(args, worker, tokenizer, policy, on_step, free_order, eviction_policy)
         self._numbers = itertools.count()
         self._lock = threading.RLock()  # calls from several threads take turns: a step belongs to one of them
 

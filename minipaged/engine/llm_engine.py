@@ -162,14 +162,14 @@ class LLMEngine:
 
     def _step(self) -> list[RequestOutput]:
         schedule = self._plan()
-        snapshot = take_snapshot(self.scheduler, schedule) if self.on_step else None
+        snapshot = take_snapshot(self.scheduler, schedule) if self.on_step is not None else None
         self.blocks.drain_events()  # a snapshot has taken them, or nobody wants them
         result = None
         with self._ending_requests_on_error(schedule):
             result = StepResult(()) if schedule.plan.is_empty else self.worker.execute(schedule.plan)
             self.scheduler.confirm()
         if result is not None:
-            if self.on_step and snapshot:
+            if self.on_step is not None and snapshot is not None:
                 self.on_step(schedule.plan, result, snapshot)
             with self._ending_requests_on_error(schedule):
                 self._update(schedule, result)

@@ -14,6 +14,7 @@ What is returned are rich renderables, for 80 columns; letters and symbols say a
 from minipaged.show.contents import Contents, contents_at
 from minipaged.show.frame import Frame, make_snapshot
 from minipaged.show.labels import label
+from minipaged.show.output_path import output_path
 from minipaged.show.pool_picture import draw_pool
 from minipaged.show.pool_strip import draw_strip
 from minipaged.show.queue_picture import draw_queues
@@ -40,4 +41,5 @@ __all__ = [
     "explain",
     "label",
     "make_snapshot",
+    "output_path",
 ]

@@ -26,7 +26,7 @@ from minipaged.snapshot import Snapshot
 from minipaged.step import StepPlan, StepResult
 
 FREE, CACHED, PINNED = -1, -2, -3
-MARKS = ("copy", "swap_out", "swap_in", "evict", "preempt", "fork", "hit")
+MARKS = ("copy", "swap_out", "swap_in", "evict", "preempt", "hit")
 SERIES = ("step", "milliseconds", "sequences", "tokens", "used", "filled", "cached", "waiting", "swapped")
 DETAILED = 2  # a page of thousands of steps tells the rows of a larger batch together
 
@@ -58,10 +58,10 @@ class PoolChanges:
 class Trace:
     """An `on_step` for one engine that keeps changes and words; `save` writes the page.
 
-    `token_text` gives a token's text (`Tokenizer.token_text`); without it, tokens are numbers.
+    `token_text` gives a token's text (`Tokenizer.token_text`) or None; tokens without a text are numbers.
     """
 
-    def __init__(self, title: str = "", token_text: Callable[[int], str] | None = None) -> None:
+    def __init__(self, title: str = "", token_text: Callable[[int], str | None] | None = None) -> None:
         self.title = title
         self.token_text = token_text
         self._pools = {"device": PoolChanges(0), "host": PoolChanges(0)}
@@ -80,8 +80,7 @@ class Trace:
         for request_id, seq_ids in snapshot.groups.items():
             self._requests |= dict.fromkeys(seq_ids, request_id)
         frame = Frame(plan, result, snapshot)
-        words = self.token_text and {token_id: self.token_text(token_id) for token_id in token_ids(frame)}
-        self._words.append("\n".join(explain(frame, words, DETAILED)))
+        self._words.append("\n".join(explain(frame, self._spell(frame), DETAILED)))
 
     def data(self) -> dict[str, Any]:
         """What the page is drawn from."""
@@ -100,6 +99,12 @@ class Trace:
         with open(path, "w", encoding="utf-8") as file:
             file.write(page(self.data()))
 
+    def _spell(self, frame: Frame) -> dict[int, str]:
+        if self.token_text is None:
+            return {}
+        texts = {token_id: self.token_text(token_id) for token_id in token_ids(frame)}
+        return {token_id: text for token_id, text in texts.items() if text is not None}
+
     def _note_pools(self, step: int, snapshot: Snapshot) -> None:
         if step == 0:
             self._block_size = snapshot.block_size
@@ -113,10 +118,10 @@ class Trace:
         host.note(step, snapshot.host_ref_counts, snapshot.host_tables)
 
     def _note_marks(self, step: int, plan: StepPlan, snapshot: Snapshot) -> None:
-        for kind in ("copies", "swap_out", "swap_in"):
-            self._marks["copy" if kind == "copies" else kind] += ((step, *pair) for pair in getattr(plan, kind))
+        for kind, pairs in (("copy", plan.copies), ("swap_out", plan.swap_out), ("swap_in", plan.swap_in)):
+            self._marks[kind] += ((step, *pair) for pair in pairs)
         for event in snapshot.events:
-            if event.kind in ("evict", "fork", "hit"):
+            if event.kind in ("evict", "hit"):
                 self._marks[event.kind] += ((step, block) for block in event.blocks)
         self._marks["preempt"] += ((step, request_id) for request_id in snapshot.preempted)
 

@@ -1,9 +1,10 @@
 """The rooms and their arrows, held against the imports that the code really has.
 
-programs, show ──▶ engine ──▶ scheduling ──▶ blocks          plain data (config, step, …) lies under all
-                      ├─────▶ decoding
-                      ├─────▶ text
-                      └─────▶ worker ──▶ model, loading
+programs ──▶ engine ──▶ scheduling ──▶ blocks          plain data (config, step, …) lies under all
+    │           ├─────▶ decoding
+    │           ├─────▶ text
+    │           └─────▶ worker ──▶ model, loading
+    └──────▶ show                                      (draws from plain data alone)
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ ARROWS = {
     "engine": {"scheduling", "blocks", "decoding", "text", "worker"},
     "show": set(),
     "chat": {"engine", "text", "show"},
-    "bench": {"engine", "worker"},
+    "bench": {"engine", "worker", "show"},
+    "watch": {"engine", "show"},
 }
 WITHOUT_TORCH = {"blocks", "scheduling", "decoding", "text", "show"} | PLAIN_DATA
 FILES = sorted(PACKAGE.rglob("*.py"))

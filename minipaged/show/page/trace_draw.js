@@ -11,7 +11,7 @@ const colours = new Map();
 function colourOf(owner) {
   if (owner === CACHED) return ink["--cached"];
   if (owner === PINNED) return ink["--pinned"];
-  if (!colours.has(owner)) colours.set(owner, `hsl(${(200 + owner * 137.508) % 360} 62% 55%)`); // the golden angle
+  if (!colours.has(owner)) colours.set(owner, `hsl(${(200 + owner * 137.508) % 360} 60% 62%)`); // the golden angle
   return colours.get(owner);
 }
 
@@ -80,11 +80,19 @@ function drawRuns(context, changes, y, height) {
     context.fillStyle = colourOf(owner);
     context.fillRect(x, y, width, height);
     if (count > 1) shade(context, x, y, width, height);
+    context.fillStyle = colourOf(owner);
     if (owner >= 0 && width > 18 && height > 11) {
-      const name = letter(owner) + (count > 1 ? `… ×${count}` : "");
-      if (context.measureText(name).width < width - 6) write(context, name, x + 4, y + height / 2, "#fff", "left", true);
+      nameRun(context, letter(owner) + (count > 1 ? `… ×${count}` : ""), x, y, width, height);
     }
   }
+}
+
+function nameRun(context, name, x, y, width, height) {
+  context.font = "600 12px system-ui, sans-serif";
+  const nameWidth = context.measureText(name).width;
+  if (nameWidth > width - 6) return;
+  context.fillRect(x + 1, y + 1, nameWidth + 6, height - 2); // no stripes behind the letters
+  write(context, name, x + 4, y + height / 2, "#16181d", "left", true);
 }
 
 // Shared blocks are striped, so that they are seen without colours too.
@@ -152,7 +160,7 @@ function drawBatch(context) {
   frame(context, size.batchTop, BATCH, ["batch", `${highest} at most`]);
   clipTo(context, size.batchTop, BATCH, () => {
     plot(context, series.sequences, highest, size.batchTop, BATCH, ink["--filled"], true);
-    plot(context, series.waiting, highest, size.batchTop, BATCH, ink["--waiting"], false);
+    if (peak(series.waiting)) plot(context, series.waiting, highest, size.batchTop, BATCH, ink["--waiting"], false);
   });
   if (peak(series.waiting)) write(context, "waiting", size.left - 8, size.batchTop + 42, ink["--waiting"], "right");
 }

@@ -14,9 +14,10 @@ function describe(place, step) {
 function numbersOf(step) {
   const at = (name) => series[name][step];
   const parts = [
-    `${(at("milliseconds") / 1000).toFixed(2)} s`, `${at("sequences")} sequences, ${at("tokens")} tokens`,
+    `${at("sequences")} sequences, ${at("tokens")} tokens`,
     `${at("used")} of ${pools.device.length} blocks in use`, `${at("filled")} of their ${at("used") * blockSize} slots filled`,
   ];
+  if (series.milliseconds.at(-1) > 50) parts.unshift(`${(at("milliseconds") / 1000).toFixed(2)} s`);
   for (const name of ["cached", "waiting", "swapped"]) if (at(name)) parts.push(`${at(name)} ${name}`);
   return parts.join(" · ");
 }
@@ -155,16 +156,17 @@ function tell() {
   const counts = {
     steps: numSteps, blocks: pools.device.length, hostBlocks: pools.host.length, runs, sequences: Object.keys(requests).length,
     copies: marks.copy.length, evictions: marks.evict.length, swapsOut: marks.swap_out.length, swapsIn: marks.swap_in.length,
-    preemptions: marks.preempt.length, forks: marks.fork.length, hits: marks.hit.length,
+    preemptions: marks.preempt.length, hits: marks.hit.length,
   };
   Object.assign(document.body.dataset, counts);
   const count = (number, one, many = `${one}s`) => (number ? [`${number} ${number === 1 ? one : many}`] : []);
+  const seconds = (series.milliseconds.at(-1) ?? 0) / 1000; // a replayed run has no times of its own
   const host = counts.hostBlocks ? `, ${hostRows} of ${counts.hostBlocks} host blocks` : "";
   element("about").textContent = [
-    `${count(numSteps, "step")} in ${((series.milliseconds?.at(-1) ?? 0) / 1000).toFixed(1)} s`,
+    `${count(numSteps, "step")}${seconds > 0.05 ? ` in ${seconds.toFixed(1)} s` : ""}`,
     ...count(counts.sequences, "sequence"),
     `${numUsed(pools.device)} of ${counts.blocks} blocks of ${blockSize} tokens ever used${host}`,
-    ...count(counts.copies, "block copy", "block copies"), ...count(counts.hits, "cache hit"), ...count(counts.evictions, "eviction"),
+    ...count(counts.copies, "block copy", "block copies"), ...count(counts.hits, "block found in the cache", "blocks found in the cache"), ...count(counts.evictions, "eviction"),
     ...count(counts.swapsOut, "block swapped out", "blocks swapped out"), ...count(counts.preemptions, "preemption"),
   ].join(" · ");
   for (const entry of document.querySelectorAll("#legend [data-kind]")) entry.hidden = !marks[entry.dataset.kind].length;

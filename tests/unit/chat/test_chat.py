@@ -276,3 +276,11 @@ def test_the_program_answers_through_pipes(stop):
     if out is not None:
         assert out.decode() == "The capital of France is Paris.\n"
         assert b"must be a finite number" in err
+
+
+def test_a_chat_leaves_a_trace_of_all_its_steps(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n/quit\n"))
+    assert main(["--temperature", "0", "--max-tokens", "3", "--trace", str(tmp_path / "out.html")]) == 0
+    page = (tmp_path / "out.html").read_text()
+    assert "prefills A: 31 tokens" in page
+    assert '"sequences":[1,1,1]' in page

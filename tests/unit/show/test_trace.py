@@ -16,6 +16,7 @@ import pytest
 from minipaged.errors import InvalidParameter
 from minipaged.sampling_params import SamplingParams
 from minipaged.show import Recorder, Trace
+from minipaged.show.frame import holders
 from minipaged.show.trace import CACHED, FREE, PINNED, SERIES, page
 from tests.unit.show.pictures import frame_by_hand, recorded
 
@@ -138,6 +139,22 @@ def test_chromium_counts_what_the_run_did_and_shows_the_step_that_the_address_na
 
 
 @in_chromium
+def test_the_page_knows_of_every_block_in_every_step_who_held_it(tmp_path):
+    recorder = two_samples_and_a_later_request()
+    ask = """
+        const owners = [...words.keys()].map((step) => places.map((place) => momentAt(place.changes, step).owner));
+        document.body.dataset.owners = JSON.stringify(owners);
+    """
+    data, _ = open_in_chromium(page(traced(recorder).data()), tmp_path, then=ask)
+    held_by = [holders(frame.snapshot.tables) for frame in recorder.frames]
+    expected = [
+        [held[block][0] if block in held else CACHED if block in frame.snapshot.cached else FREE for block in range(7)]
+        for frame, held in zip(recorder.frames, held_by, strict=True)
+    ]
+    assert json.loads(data["owners"]) == expected
+
+
+@in_chromium
 def test_a_step_is_chosen_by_keys_and_by_clicks(tmp_path):
     trace = traced(two_samples_and_a_later_request())
     keys = """
@@ -183,7 +200,7 @@ def test_ten_thousand_steps_of_two_thousand_blocks_are_drawn(tmp_path):
         "blockSize": 16,
         "pools": {"device": changes, "host": []},
         "requests": {number: f"request-{number}" for number in range(1500)},
-        "marks": {kind: [] for kind in ("swap_out", "swap_in", "preempt", "fork", "hit")}
+        "marks": {kind: [] for kind in ("swap_out", "swap_in", "preempt", "hit")}
         | {
             "copy": [(step, 1, 2) for step in range(0, num_steps, 3)],
             "evict": [(step, 5) for step in range(num_steps)],

@@ -1,0 +1,1 @@
+"""The step view: `python -m minipaged.watch --list` names its scenes."""

@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help chat watch test test-all property break lint clean
+.PHONY: help chat watch tutorial test test-all property break lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -20,6 +20,9 @@ chat: $(READY)  ## talk to the model in this terminal
 
 watch: $(READY)  ## see requests at work, step by step (ARGS=--list: the scenes)
 	@$(PY) -m minipaged.watch $(ARGS)
+
+tutorial: $(READY)  ## step through a tutorial: the first, or make tutorial ARGS=4
+	@$(PY) -m minipaged.tutorial $(or $(ARGS),1)
 
 test: $(READY)  ## the tests, fast settings
 	$(PY) -m pytest $(ARGS)

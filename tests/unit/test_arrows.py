@@ -43,6 +43,7 @@ ARROWS = {
     "chat": {"engine", "text", "show"},
     "bench": {"engine", "worker", "show"},
     "watch": {"engine", "show"},
+    "tutorial": set(),
 }
 WITHOUT_TORCH = {"blocks", "scheduling", "decoding", "text", "show"} | PLAIN_DATA
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,0 +1,1 @@
+"""`python -m minipaged.tutorial`: the tutorials of the folder `tutorials/`, stepped through in a terminal."""

@@ -106,7 +106,8 @@ class PrefixCache:
 
     def check(self) -> None:
         """Key → block and block → key are inverse, and every key has its entry."""
-        if {block: key for key, block in self._block_of.items()} != self._key_of:
+        inverse = {key: block for block, key in self._key_of.items()}
+        if inverse != self._block_of or len(inverse) != len(self._key_of):
             raise InvariantBroken(f"{len(self._block_of)} keys with a block != {len(self._key_of)} blocks with a key")
         if self._entries.keys() != self._block_of.keys():
             raise InvariantBroken(f"{len(self._entries)} entries != {len(self._block_of)} keys with a block")

@@ -23,6 +23,13 @@ WRONG_ANSWERS = {
     8: "check(lambda k, p, block_size: k - 1)",
     9: "check(lambda p, n, t, block_size: n * -(-(p + t - 1) // block_size))",
     10: "check(lambda parents, num_before: (len(parents), num_before))",
+    11: "check(8, lambda lengths, places: sum(lengths) / places)",
+    12: "check(PreemptLatest())",
+    13: "check(12)",
+    14: "check(lambda bytes_per_token, speed: bytes_per_token * speed)",
+    15: "check(EvictHeadFirst)",
+    16: "check(lambda length, budget, num_talking: -(-length // budget))",
+    17: "check([1, 2, 4, 8], 1)",
 }
 each_tutorial = pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda tutorial: tutorial.path.stem)
 

@@ -282,3 +282,12 @@ def test_check_finds_a_map_that_contradicts_itself():
     cache._key_of[1] = b"?"
     with pytest.raises(InvariantBroken, match="1 keys with a block != 2 blocks with a key"):
         cache.check()
+
+
+def test_check_finds_a_block_that_two_contents_claim():
+    """Known bug 23: an evicted block that the map still knows by what it held before."""
+    cache = PrefixCache(4)
+    for tokens in ((1, 2, 3, 4), (5, 6, 7, 8)):
+        cache.insert(0, cache.root(""), tokens)
+    with pytest.raises(InvariantBroken, match="2 keys with a block != 1 blocks with a key"):
+        cache.check()

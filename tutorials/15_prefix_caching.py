@@ -167,7 +167,7 @@ assert ask(where).num_cached_tokens == 16
 class EvictHeadFirst(EvictLeastRecentlyUsed):
     def evict(self):
         block = list(self._blocks)[-1]
-        self.reuse(block)  # takes it out
+        self.reuse(block, is_hit=False)  # takes it out
         return block
 
 
@@ -244,9 +244,9 @@ class MyPolicy(EvictLeastRecentlyUsed):
         super().__init__()
         self.hits = {}
 
-    def reuse(self, block):  # called when the block is hit
-        super().reuse(block)
-        self.hits[block] = self.hits.get(block, 0) + 1
+    def reuse(self, block, is_hit):  # called when the block is hit
+        super().reuse(block, is_hit)
+        self.hits[block] = self.hits.get(block, 0) + is_hit
 
     def evict(self):
         return ...

@@ -85,7 +85,7 @@ class BlockAllocator:
     def share(self, block: int) -> None:
         """One more table names this block; the first one, where it was only kept for its content."""
         if block in self.evictable:
-            self.evictable.reuse(block)
+            self.evictable.reuse(block, is_hit=True)
         elif self._ref_counts[block] == 0:
             raise DoubleFree(f"{self.pool} block {block} is free, so nothing can share it")
         self._ref_counts[block] += 1
@@ -107,7 +107,7 @@ class BlockAllocator:
         """Its content is void: nobody can ask for it any more."""
         self._cache.forget(block)
         if block in self.evictable:
-            self.evictable.reuse(block)
+            self.evictable.reuse(block, is_hit=False)
             self._free.append(block)
 
     def _evict(self) -> int:

@@ -19,8 +19,8 @@ class EvictionPolicy(Protocol):
         """The block has lost its last reference: from now on it may be evicted."""
         ...
 
-    def reuse(self, block: int) -> None:
-        """The block is taken out of the evictable ones: it was hit, or its content is void."""
+    def reuse(self, block: int, is_hit: bool) -> None:
+        """The block is taken out of the evictable ones: it was hit, or (False) its content is void."""
         ...
 
     def evict(self) -> int:
@@ -41,7 +41,7 @@ class EvictLeastRecentlyUsed:
     def release(self, block: int) -> None:
         self._blocks[block] = None
 
-    def reuse(self, block: int) -> None:
+    def reuse(self, block: int, is_hit: bool) -> None:
         del self._blocks[block]
 
     def evict(self) -> int:
@@ -67,14 +67,16 @@ class EvictFewestHits(EvictLeastRecentlyUsed):
         super().__init__()
         self._hits: dict[int, int] = {}
 
-    def reuse(self, block: int) -> None:
-        super().reuse(block)
-        self._hits[block] = self._hits.get(block, 0) + 1
+    def reuse(self, block: int, is_hit: bool) -> None:
+        super().reuse(block, is_hit)
+        if is_hit:
+            self._hits[block] = self._hits.get(block, 0) + 1
+        else:
+            self._hits.pop(block, None)  # it will hold something else
 
     def evict(self) -> int:
         block = min(self._blocks, key=lambda block: self._hits.get(block, 0))  # the first of equals is the oldest
-        super().reuse(block)
-        self._hits.pop(block, None)  # it will hold something else
+        self.reuse(block, is_hit=False)
         return block
 
 

@@ -134,6 +134,17 @@ def test_another_policy_keeps_what_was_hit_most():
     assert isinstance(pool.blocks.allocator.evictable, EvictLeastRecentlyUsed)
 
 
+def test_a_block_whose_content_is_void_was_not_hit():
+    policy = EvictFewestHits()
+    for block in (0, 1):
+        policy.release(block)
+    policy.reuse(0, is_hit=False)  # a reset, say: it comes back with other content
+    policy.release(0)
+    policy.reuse(1, is_hit=True)
+    policy.release(1)
+    assert policy.evict() == 0
+
+
 def test_hits_that_nobody_references_use_up_what_counts_as_free():
     pool = Pool()
     pool.run(0, list(range(9)))
@@ -199,7 +210,7 @@ class EvictHighest(EvictLeastRecentlyUsed):
 
     def evict(self):
         block = max(self._blocks)
-        self.reuse(block)
+        self.reuse(block, is_hit=False)
         return block
 
 

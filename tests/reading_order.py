@@ -30,7 +30,6 @@ CORE = {
     "worker/worker.py": "applies a plan",
     "worker/results.py": "logits of the rows that speak",
     "decoding/stopping.py": "when a sequence ends",
-    "engine/request.py": "one request from arrival to output",
     "engine/llm_engine.py": "plan, apply, update",
     "engine/llm.py": "LLM.generate",
 }
@@ -99,7 +98,7 @@ CHAPTERS = {
         "text/tokenizer.py",
         "text/chat_template.py",
     ],
-    "requests at the door": ["engine/intake.py", "engine/prompts.py", "engine/sampling_rules.py"],
+    "requests": ["engine/request.py", "engine/intake.py", "engine/prompts.py", "engine/sampling_rules.py"],
     "weights and formats": [
         "loading/__init__.py",
         "loading/hf_config.py",

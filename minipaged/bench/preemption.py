@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minipaged.engine.llm import LLM
+from minipaged.errors import InvalidParameter
 from minipaged.step import Sample, SamplingRules, SequenceWork, StepPlan
 from minipaged.worker.worker import Worker
 
@@ -59,6 +60,8 @@ def measure(args: argparse.Namespace) -> None:
             swap_space=args.swap_space,
         )
         worker = llm.llm_engine.worker
+        if worker.num_host_blocks < count:
+            raise InvalidParameter("swap_space", args.swap_space, f"has no room for a request of {NUM_TOKENS} tokens")
         rng = random.Random(block_size)
         device = tuple(rng.sample(range(4 * count), count))
         host = tuple(rng.sample(range(min(4 * count, worker.num_host_blocks)), count))

@@ -91,7 +91,7 @@ class ChatSession:
         request_id = f"turn-{self._num_turns}"
         try:
             self.engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
-            with deferred_interrupt() as interrupt:
+            with deferred_interrupt(self.engine.interruptible) as interrupt:
                 while True:
                     if interrupt.is_set:
                         self.engine.abort_request(request_id)

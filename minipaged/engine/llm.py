@@ -111,13 +111,7 @@ class LLM:
                     error.allowed += f" (request {i} of {len(listed)})"
                 raise
         with self._lock:
-            return self._run_all(listed, params, show_progress)
-
-    def _run_all(self, listed: list[Any], params: list[Any], show_progress: bool) -> list[RequestOutput]:
-        names = [f"generate-{next(self._numbers)}" for _ in listed]
-        for name, prompt, wishes in zip(names, listed, params, strict=True):
-            self.llm_engine.add_request(name, prompt, wishes)
-        return self._run(names, show_progress)
+            return self._run(listed, params, show_progress)
 
     def chat(
         self,
@@ -174,15 +168,20 @@ class LLM:
             salt = prompt.get("cache_salt", "") if isinstance(prompt, dict) else ""
             return PinnedPrefix(prefixes, prefixes.pin(output.prompt_token_ids, salt), self._lock)
 
-    def _run(self, names: list[str], show_progress: bool) -> list[RequestOutput]:
-        """Step until every one of `names` has ended. Whatever goes wrong, none of them stays behind.
+    def _run(self, prompts: list[Any], params: list[Any], show_progress: bool) -> list[RequestOutput]:
+        """Add the requests, and step until all have ended. Whatever goes wrong, none of them stays behind.
 
         Requests that somebody else has added to the engine go on meanwhile; whoever steps next is told of their ends.
         """
-        engine, done = self.llm_engine, dict.fromkeys(names)
+        engine, names = self.llm_engine, [f"generate-{next(self._numbers)}" for _ in prompts]
+        done = dict.fromkeys(names)
         others: list[RequestOutput] = []
         try:
-            with deferred_interrupt() as interrupt, GenerationProgress(len(names), show_progress) as progress:
+            progress = GenerationProgress(len(names), show_progress)
+            with deferred_interrupt(engine.interruptible) as interrupt, progress:
+                for name, prompt, wishes in zip(names, prompts, params, strict=True):
+                    engine.add_request(name, prompt, wishes)
+                    interrupt.check()
                 while any(output is None for output in done.values()):
                     outputs = engine.step()
                     for output in outputs:

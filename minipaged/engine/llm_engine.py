@@ -24,6 +24,7 @@ from minipaged.blocks.prefix_sharing import PrefixSharing
 from minipaged.config import ModelConfig
 from minipaged.engine.beam_request import BeamRequest
 from minipaged.engine.intake import Intake
+from minipaged.engine.interrupt import Interruptible
 from minipaged.engine.metering import Meter
 from minipaged.engine.prompts import RequestLimits
 from minipaged.engine.request import Request, SamplingRequest
@@ -32,6 +33,7 @@ from minipaged.errors import EngineDead, InvalidParameter
 from minipaged.metrics import EngineMetrics
 from minipaged.outputs import RequestOutput
 from minipaged.sampling_params import SamplingParams
+from minipaged.scheduling.group import SequenceGroup
 from minipaged.scheduling.preemption import PreemptionPolicy
 from minipaged.scheduling.scheduler import Schedule, Scheduler
 from minipaged.scheduling.sequence import Sequence
@@ -92,6 +94,7 @@ class LLMEngine:
         self._requests: dict[str, Request] = {}  # the unfinished ones
         self._to_report: dict[int, Request] = {}  # those with something new by number, in the order it came
         self._report_again: list[RequestOutput] = []
+        self.interruptible = Interruptible()  # while the worker or on_step runs
         self._is_stepping = False
         self._numbers = itertools.count()
         self._seq_ids = itertools.count()
@@ -118,15 +121,15 @@ class LLMEngine:
 
         An id that is unknown or finished is no error: it may have finished a moment ago.
         """
-        names = [request_id] if isinstance(request_id, str) else request_id
-        if not isinstance(names, Iterable):
+        if not isinstance(request_id, Iterable):
             raise InvalidParameter("request_id", request_id, "must be a string, or several")
-        for name in list(names):
+        names = dict.fromkeys([request_id] if isinstance(request_id, str) else request_id)
+        for name in names:
             request = self._requests.get(name)
             if request is not None:
                 self._end(request, "abort")
-                if not report:
-                    del self._to_report[request.group.number]
+        if not report:  # nor of those that had ended before, in a step that raised
+            self._to_report = {n: request for n, request in self._to_report.items() if request.request_id not in names}
 
     def report_again(self, outputs: Iterable[RequestOutput]) -> None:
         """Outputs that a step returned to somebody else: the next step returns them once more."""
@@ -165,12 +168,14 @@ class LLMEngine:
         snapshot = take_snapshot(self.scheduler, schedule) if self.on_step is not None else None
         self.blocks.drain_events()  # a snapshot has taken them, or nobody wants them
         result = None
-        with self._ending_requests_on_error(schedule):
+        with self._ending_requests_on_error(schedule), self.interruptible:
             result = StepResult(()) if schedule.plan.is_empty else self.worker.execute(schedule.plan)
             self.scheduler.confirm()
+            self._meter.count_step(schedule)
         if result is not None:
             if self.on_step is not None and snapshot is not None:
-                self.on_step(schedule.plan, result, snapshot)
+                with self.interruptible:
+                    self.on_step(schedule.plan, result, snapshot)
             with self._ending_requests_on_error(schedule):
                 self._update(schedule, result)
         self._meter.log_now_and_then()
@@ -180,8 +185,8 @@ class LLMEngine:
         schedule = self.scheduler.schedule()
         self._meter.count_plan(schedule)
         now = time.perf_counter()
-        for group in schedule.outgrown:
-            self._end(self._requests[group.request_id], "length")
+        for request in self._unfinished(schedule.outgrown):
+            self._end(request, "length")
         for group in schedule.preempted:
             self._requests[group.request_id].metrics.num_preemptions += 1
         for group, _, _ in schedule.shares:
@@ -194,7 +199,6 @@ class LLMEngine:
 
     def _update(self, schedule: Schedule, result: StepResult) -> None:
         """Results go back: computed counts advance, tokens are appended, ended sequences free their blocks."""
-        self._meter.count_step(schedule)
         self.scheduler.advance(schedule)
         candidates: dict[str, dict[int, tuple[TokenLogprob, ...]]] = {}
         for entry, rows in zip(schedule.plan.sampling, result.entries, strict=True):
@@ -215,7 +219,7 @@ class LLMEngine:
         """All beams of a search have spoken in this step; nothing is shown before it is over."""
         self._note_first_token(request)
         request.advance(candidates, self.scheduler, self._seq_ids)
-        self._meter.counts.num_generated_tokens += len(request.beams)
+        self._meter.counts.num_generated_tokens += len(request.beams) or len(candidates)  # the last ones run no more
         if request.state.is_over:
             self._forget_if_finished(request)
             self._to_report[request.group.number] = request
@@ -256,6 +260,13 @@ class LLMEngine:
             self._meter.counts.num_finished_requests += 1
             del self._requests[request.request_id]
 
+    def _unfinished(self, groups: Iterable[SequenceGroup]) -> Iterator[Request]:
+        """Their requests, but for those that have ended; such a name may have been given to another one."""
+        for group in groups:
+            request = self._requests.get(group.request_id)
+            if request is not None and request.group is group:
+                yield request
+
     @contextmanager
     def _ending_requests_on_error(self, schedule: Schedule) -> Iterator[None]:
         """What raises inside a step ends the requests of that step with "error" and the cause; the engine goes on.
@@ -266,10 +277,8 @@ class LLMEngine:
         try:
             yield
         except BaseException as cause:
-            for group, _, _ in schedule.shares:
-                request = self._requests.get(group.request_id)
-                if request is not None and request.group is group:  # its name may have been given to another one
-                    self._end(request, "error", cause)
+            for request in self._unfinished(share.group for share in schedule.shares):
+                self._end(request, "error", cause)
             self.scheduler.withdraw()
             if not isinstance(cause, Exception) or isinstance(cause, EngineDead):
                 raise

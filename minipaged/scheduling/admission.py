@@ -44,17 +44,21 @@ class Admission:
         """Start whoever may start. Returns groups that never can: they do not fit though nobody runs (pins do that)."""
         if not self._queues.swapped and not self._queues.waiting:
             return []
+        if not self._config.enable_chunked_prefill and any(group.is_prefill for group in self._queues.running):
+            return []  # the decodes of newcomers could keep it from ever being fed whole
         impossible = []
         claimed = sum(self._still_needed(group) for group in self._queues.running)
         num_seqs = sum(group.num_seqs for group in self._queues.running)
         for group in (*self._queues.swapped, *self._queues.waiting):
+            if num_seqs + group.num_seqs > self._config.max_num_seqs:
+                break  # before the cache is asked for a whole prompt, in each step anew
             known = self._find_known(group)
             fits = claimed + self._demand(group, known) <= self._blocks.num_free
             if not fits and not self._queues.running:
                 impossible.append(group)
                 continue
             num_seqs += group.num_seqs
-            if not fits or num_seqs > self._config.max_num_seqs or not self._start(group, known, builder):
+            if not fits or not self._start(group, known, builder):
                 break
             claimed += self._still_needed(group)
         return impossible

@@ -12,10 +12,10 @@ A step, in order:
 Everything is decided before anything is reserved, so that a victim never has reserved blocks in the step that puts it
 out.
 
-Progress is bounded. The earliest running group is never the victim of another one, and every step feeds at least one of
-its tokens (decodes are at most max_num_seqs ≤ max_num_batched_tokens, so something is left for a prefill). It can
-lose this place only to an earlier arrival that comes back, once for each of those. So k groups of at most T tokens are
-done after at most T · k (k + 1) / 2 such steps, however small the pool.
+Progress is bounded. The earliest running group is never the victim of another one, and with chunked prefill every step
+feeds at least one of its tokens (decodes are at most max_num_seqs ≤ max_num_batched_tokens, so something is left for a
+prefill). It can lose this place only to an earlier arrival that comes back, once for each of those. So k groups of at
+most T tokens, each of which the pool can hold to its end, are done after at most T · k (k + 1) / 2 steps.
 """
 
 from __future__ import annotations
@@ -178,10 +178,11 @@ class Scheduler:
             needed = self.blocks.num_blocks_needed((share.seq.seq_id, share.end) for share in shares)
             must = needed > self.blocks.num_free
             victim = self.policy.next_victim(tuple(self._queues.running), must)
-            if victim is None and must:
-                raise InvariantBroken(f"{self.policy!r} names no victim: {needed} blocks > {self.blocks.num_free} free")
-            if victim is None:
+            if victim is None and not must:
                 return shares, preempted
+            if victim not in self._queues.running:
+                what = f"{victim} ({needed} blocks needed, {self.blocks.num_free} free)"
+                raise InvariantBroken(f"{self.policy!r} names no victim that runs: {what}")
             self._preempt(victim, builder)
             preempted.append(victim)
         return [], preempted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 
 import torch
@@ -31,8 +33,24 @@ def num_device_blocks(
 
 
 def num_host_blocks(args: EngineArgs, block_bytes: int) -> int:
-    """The whole blocks that fit into `swap_space` GiB; none where nobody is ever swapped."""
-    return 0 if args.preemption_mode == "recompute" else int(args.swap_space * 2**30) // block_bytes
+    """The whole blocks that fit into `swap_space` GiB; none where nobody is ever swapped.
+
+    More than there is would be promised by most systems all the same, and the process killed once it is used.
+    """
+    if args.preemption_mode == "recompute":
+        return 0
+    asked, memory = args.swap_space * 2**30, _host_memory()
+    if asked > memory:
+        raise InvalidParameter("swap_space", args.swap_space, f"this machine has {memory / 2**30:.1f} GiB of memory")
+    return int(asked) // block_bytes
+
+
+def _host_memory() -> float:
+    """Bytes of ordinary memory, used or not."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        return math.inf
 
 
 def _cuda_budget(utilization: float, device: torch.device, profile: Callable[[], None]) -> int:

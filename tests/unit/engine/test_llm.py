@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from minipaged import LLM, BeamSearchParams, SamplingParams
-from minipaged.engine.interrupt import deferred_interrupt
+from minipaged.engine.interrupt import Interruptible, deferred_interrupt
 from minipaged.errors import InvalidParameter, InvalidPrompt
 from tests.tiny_llama import random_prompt, tiny_llama
 
@@ -79,12 +79,64 @@ def test_ctrl_c_ends_the_call_between_two_steps_and_leaves_the_engine_usable(dir
     assert len(llm.generate(PROMPTS, GREEDY)) == 3
 
 
-def test_a_second_ctrl_c_does_not_wait():
-    with pytest.raises(KeyboardInterrupt), deferred_interrupt() as flag:
+def test_a_second_ctrl_c_inside_a_step_leaves_nothing_to_report(llm):
+    engine = llm.llm_engine
+    execute = engine.worker.execute
+
+    def interrupted(plan):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.worker.execute = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, GREEDY)
+    engine.worker.execute = execute
+    assert not engine.has_unfinished_requests()
+
+
+def test_ctrl_c_while_requests_are_added_leaves_none_behind(llm, monkeypatch):
+    engine = llm.llm_engine
+    add_request = engine.add_request
+
+    def interrupted(name, *request):
+        add_request(name, *request)
         os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine, "add_request", interrupted)
+        llm.generate(PROMPTS, GREEDY)
+    assert not engine.has_unfinished_requests()
+
+
+def test_a_second_ctrl_c_amid_planning_waits_until_nothing_can_be_lost(directory):
+    class Impatient:
+        def next_victim(self, running, must):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    llm = make_llm(directory, policy=Impatient())
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, GREEDY)
+    llm.llm_engine.scheduler.check()
+    counts = llm.get_metrics().counts
+    assert (counts.num_steps, llm.llm_engine.blocks.num_free) == (2, 64)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_worker_nor_a_third_one_for_anything():
+    def press(times):
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt(Interruptible()) as flag:
+        press(2)
         assert flag.is_set
-        os.kill(os.getpid(), signal.SIGINT)
+        press(1)
         raise AssertionError("never reached")
+    worker = Interruptible()
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt(worker), worker:
+        press(2)
+        raise AssertionError("never reached")
+    assert not worker.is_now
 
 
 def test_calls_from_several_threads_take_turns(llm):
@@ -166,6 +218,8 @@ def test_a_hook_may_reset_the_cache_but_not_generate(directory):
         ({"kv_cache_memory_bytes": 1000}, "kv_cache_memory_bytes = 1000: leaves 1000 bytes; one block takes 8192"),
         ({"enable_prefix_caching": [1]}, r"enable_prefix_caching = \[1\]"),
         ({"swap_space": [1]}, r"swap_space = \[1\]"),
+        ({"swap_space": 1e6}, "swap_space = 1000000.0: this machine has .* GiB of memory"),
+        ({"swap_space": 1e300}, r"swap_space = 1e\+300: this machine has"),
     ],
 )
 def test_what_cannot_be_built_is_refused(directory, args, message):

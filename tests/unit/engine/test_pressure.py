@@ -1,4 +1,4 @@
-"""When memory is full: samples and beams that are swapped, what a request can need, and what is counted."""
+"""When memory is full: samples and beams that are swapped, policies that err, what is needed, and what is counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from minipaged.beam_search_params import BeamSearchParams
 from minipaged.engine import metering
-from minipaged.errors import InvalidPrompt
+from minipaged.errors import InvalidPrompt, InvariantBroken
 from minipaged.sampling_params import SamplingParams
 from tests.shadow_worker import solo_tokens
 from tests.unit.engine.test_llm_engine import add, make_engine, run
@@ -97,6 +97,93 @@ def test_beams_need_what_as_many_samples_need():
         engine.max_blocks_needed("no tokenizer here", BeamSearchParams(3, 5))
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_policy_that_names_one_that_does_not_run_is_named_and_loses_nobody(mode):
+    class NamesItTwice:
+        asked, victim = 0, None
+
+        def next_victim(self, running, must):
+            self.asked += 1
+            self.victim = self.victim or running[-1]
+            return self.victim if self.asked in (1, 2) else None
+
+    engine = make_engine(policy=NamesItTwice(), preemption_mode=mode, num_host_blocks=8)
+    prompts = [add(engine, name) for name in "ab"]
+    engine.step()
+    with pytest.raises(InvariantBroken, match="names no victim that runs: SequenceGroup"):
+        engine.step()
+    done = run(engine)
+    assert [done[name].outputs[0].token_ids for name in "ab"] == [list(solo_tokens(p, 3, 6)) for p in prompts]
+
+
+def test_one_that_outgrew_the_pool_in_a_plan_that_broke_may_be_aborted_and_its_name_used_again():
+    class PutsOneOutThenRaises:
+        asked_again = None
+
+        def next_victim(self, running, must):
+            if self.asked_again is False:
+                self.asked_again = True
+                raise RuntimeError("policy")
+            if must and self.asked_again is None:
+                self.asked_again = False
+            return running[0] if must else None
+
+    engine = make_engine(num_blocks=6, policy=PutsOneOutThenRaises(), preemption_mode="recompute")
+    add(engine, "a", n=2, max_tokens=40)
+    for _ in range(6):
+        engine.step()
+    add(engine, "b", 1)
+    with pytest.raises(RuntimeError, match="policy"):
+        run(engine)
+    engine.abort_request("a")
+    again = add(engine, "a", first=20)
+    ends = [(o.request_id, o.outputs[0].finish_reason) for o in engine.step() if o.finished]
+    assert ends == [("a", "abort")]
+    assert run(engine)["a"].outputs[0].token_ids == list(solo_tokens(again, 3, 6))
+
+
+def test_without_chunking_siblings_that_wait_to_be_fed_whole_do_not_wait_behind_newcomers_for_ever():
+    class PutOutTheFirstAt56Tokens:
+        done = False
+
+        def next_victim(self, running, must):
+            if not self.done and running[0].live[0].num_tokens == 56:
+                self.done = True
+                return running[0]
+            return running[-1] if must else None
+
+    engine = make_engine(
+        num_blocks=100,
+        block_size=8,
+        policy=PutOutTheFirstAt56Tokens(),
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=60,
+        max_num_seqs=10,
+        preemption_mode="recompute",
+    )
+    add(engine, "old", 3, n=2, max_tokens=57)  # each half comes back as one prefill of 56 tokens
+    num_added = 0
+    for step in range(300):
+        wanted = 0 if step < 41 else 5 if step < 55 else 9  # four decodes let one half in, and not the other
+        while len(engine.scheduler.groups) < wanted:
+            add(engine, str(num_added), 5, max_tokens=22 + 4 * num_added if step < 55 else 8 + num_added % 5)
+            num_added += 1
+        if "old" in [output.request_id for output in engine.step() if output.finished]:
+            return
+    raise AssertionError("the oldest request waits for ever")
+
+
+def test_one_that_waits_for_others_to_end_is_not_looked_up_in_the_cache_in_each_step(monkeypatch):
+    engine = make_engine(max_num_seqs=1, enable_prefix_caching=True)
+    add(engine, "a", 9)
+    engine.step()
+    add(engine, "b", 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.prefixes, "find", None)
+        engine.step()
+    assert run(engine)["b"].num_cached_tokens == 8
+
+
 class TestMetrics:
     def test_moments_of_a_request_come_in_their_order(self):
         engine = make_engine(enable_prefix_caching=True)
@@ -147,6 +234,25 @@ class TestMetrics:
         assert counts.num_blocks_copied == 2
         assert counts.num_finished_requests == 1
         assert counts.num_recomputed_tokens == counts.num_computed_tokens - (5 + 3 * 5) == again
+
+    def test_what_was_applied_is_counted_although_the_viewer_raised(self):
+        def on_step(plan, result, snapshot):
+            if snapshot.preempted:
+                raise RuntimeError("viewer")
+
+        engine = make_engine(policy=PreemptAt(3), num_host_blocks=8, on_step=on_step)
+        add(engine, "a", n=3)
+        with pytest.raises(RuntimeError, match="viewer"):
+            run(engine)
+        run(engine)
+        counts = engine.get_metrics().counts
+        assert counts.num_blocks_swapped_out == counts.num_blocks_swapped_in == 4
+
+    def test_every_token_of_a_beam_is_counted_the_last_one_too(self):
+        engine = make_engine()
+        engine.add_request("a", {"prompt_token_ids": [1, 2]}, BeamSearchParams(1, 5))
+        run(engine)
+        assert engine.get_metrics().counts.num_generated_tokens == 5
 
     def test_a_copy_of_the_counts_does_not_change_any_more(self):
         engine = make_engine()

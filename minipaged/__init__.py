@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from minipaged.beam_search_params import BeamSearchParams
     from minipaged.engine.llm import LLM
     from minipaged.engine.llm_engine import LLMEngine
+    from minipaged.engine.prompts import TextPrompt, TokensPrompt
     from minipaged.engine_args import EngineArgs
     from minipaged.outputs import CompletionOutput, RequestOutput
     from minipaged.sampling_params import SamplingParams
@@ -26,9 +27,21 @@ _HOMES = {
     "BeamSearchParams": "minipaged.beam_search_params",
     "RequestOutput": "minipaged.outputs",
     "CompletionOutput": "minipaged.outputs",
+    "TextPrompt": "minipaged.engine.prompts",
+    "TokensPrompt": "minipaged.engine.prompts",
 }
 
-__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "EngineArgs", "LLMEngine", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from minipaged.checks import Check, check_fields, flag, integer, number
+from minipaged.checks import Check, check_fields, flag, integer, number, refuse_unknown
 from minipaged.errors import InvalidParameter
 from minipaged.sampling_params import SamplingParams
 
@@ -54,6 +54,7 @@ class BeamSearchParams:
         foreign = {field.name for field in fields(SamplingParams)} | {"structured_outputs"}
         for field in sorted(given.keys() & (foreign - _CHECKS.keys())):
             raise InvalidParameter(field, given[field], "is not an option of beam search")
+        refuse_unknown(cls, given)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

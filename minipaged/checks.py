@@ -7,6 +7,8 @@ or raises InvalidParameter, which names the field, the value and, in words, what
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import fields
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
@@ -67,3 +69,13 @@ def check_fields(instance: Any, checks: dict[str, Check]) -> None:
     """Put each field of a dataclass, a frozen one too, into its normal form."""
     for field, check in checks.items():
         object.__setattr__(instance, field, check(field, getattr(instance, field)))
+
+
+def refuse_unknown(cls: type, given: dict[str, Any]) -> None:
+    """Refuse, by name, what is no field of a dataclass, with the field that was probably meant."""
+    known = [field.name for field in fields(cls)]
+    for name, value in given.items():
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InvalidParameter(name, value, f"{cls.__name__} has no such option{hint}")

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from minipaged.checks import Check, check_fields, flag, integer, number, one_of, optional
+from minipaged.checks import Check, check_fields, flag, integer, number, one_of, optional, refuse_unknown
 from minipaged.config import SchedulerConfig
 from minipaged.errors import InvalidParameter
 
@@ -34,17 +34,6 @@ def _name(field: str, value: Any) -> str:
     return value
 
 
-def _only(supported: Any, what: str) -> Check:
-    """Refuse by name what this version has not, rather than accept and ignore it."""
-
-    def check(field: str, value: Any) -> Any:
-        if not isinstance(value, (bool, int, float, str)) or value != supported:
-            raise InvalidParameter(field, value, f"must be {supported!r}: {what} is not supported yet")
-        return supported
-
-    return check
-
-
 _COUNT = integer("must be an integer, at least 1", lambda v: v >= 1)
 
 _CHECKS: dict[str, Check] = {
@@ -66,7 +55,7 @@ _CHECKS: dict[str, Check] = {
     "preemption_mode": one_of(PREEMPTION_MODES),
     "swap_space": number("must be a number of GiB, at least 0", lambda v: 0 <= v < math.inf),
     "tensor_parallel_size": optional(_COUNT),
-    "enforce_eager": _only(True, "a compiled model"),
+    "enforce_eager": flag,
 }
 
 
@@ -93,7 +82,8 @@ class EngineArgs:
     enable_prefix_caching   whether full blocks outlive their requests, for later ones that begin with the same tokens
     tensor_parallel_size    how many ranks share the work of each layer; None is as many as torchrun has started, else 1
     seed                    requests without a seed of their own get one from this and their number
-    attention_backend       "reference", "gather", or "auto", which picks
+    attention_backend       "reference", "gather", "compiled"; "auto" is "gather", or "compiled" in a compiled model
+    enforce_eager           False compiles the model: half a minute the first time, some seconds when that is cached
     """
 
     model: str | os.PathLike[str] | None = None
@@ -116,6 +106,11 @@ class EngineArgs:
     swap_space: float = 1.0
     tensor_parallel_size: int | None = 1
     enforce_eager: bool = True
+
+    def __new__(cls, *args: Any, **given: Any) -> EngineArgs:
+        """Refuse, by name, the options that vLLM has and minipaged has not."""
+        refuse_unknown(cls, given)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self, _CHECKS)

@@ -16,7 +16,7 @@ from math import inf
 from numbers import Integral
 from typing import Any
 
-from minipaged.checks import Check, check_fields, flag, integer, number, optional
+from minipaged.checks import Check, check_fields, flag, integer, number, optional, refuse_unknown
 from minipaged.errors import InvalidParameter
 
 GREEDY_TEMPERATURE = 1e-5  # below it, the most probable token is taken and nothing is drawn
@@ -150,6 +150,7 @@ class SamplingParams:
             )
         for field in sorted(_NOT_SUPPORTED & given.keys()):
             raise InvalidParameter(field, given[field], "is vLLM's, and minipaged does not support it")
+        refuse_unknown(cls, given)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@
                      ◀──────────────────────────────────────
                                     StepResult
 
-This is the control message of the paper (section 4.6) as frozen dataclasses of plain integers. Nothing else crosses, so
+This is the control message of the paper (section 4.6) as frozen dataclasses of plain numbers. Nothing else crosses, so
 the same control plane can drive a real model, several ranks, a picture, or a cost model.
 
 The order inside a step is fixed here: swap out, swap in, copies, and then in each layer all KV writes before all reads.
@@ -40,7 +40,7 @@ class Sample:
     """
 
     row: int  # index into StepPlan.work
-    draws: tuple[tuple[int, int], ...]  # (seed, output position) of each draw; the noise is a function of nothing else
+    draws: tuple[tuple[int, int], ...]  # (seed, output position, from 0 on); the noise is a function of nothing else
     rules: SamplingRules
     needs_logprob: bool = False  # the drawn token's log-probability is wanted even where rules.num_logprobs is None
     prompt_token_ids: tuple[int, ...] = ()  # only where rules.reads_history

@@ -37,6 +37,15 @@ CORE_LIMIT = 2500
 
 # What the core calls and does not explain: each can be read by itself, when it is wanted.
 CHAPTERS = {
+    "arguments and results": [
+        "config.py",
+        "engine_args.py",
+        "sampling_params.py",
+        "beam_search_params.py",
+        "outputs.py",
+        "errors.py",
+        "checks.py",
+    ],
     "what a viewer sees": ["snapshot.py", "scheduling/viewing.py"],
     "pictures": [
         "show/frame.py",
@@ -52,6 +61,7 @@ CHAPTERS = {
         "show/json_frames.py",
         "show/recorder.py",
         "show/trace.py",
+        "show/output_path.py",
     ],
     "the step view": [
         "watch/__main__.py",
@@ -78,8 +88,9 @@ CHAPTERS = {
         "worker/candidates.py",
         "worker/logprobs.py",
     ],
-    "attention, the fast way": ["model/attention/gather.py"],
-    "layers and positions": ["model/layers.py", "model/rope.py", "model/weights.py"],
+    "attention, the fast way": ["model/attention/backend.py", "model/attention/gather.py"],
+    "the compiled model": ["model/attention/compiled.py", "model/attention/prefill.py", "model/compile.py"],
+    "layers and positions": ["model/layers.py", "model/packed.py", "model/rope.py", "model/weights.py"],
     "tensor parallelism": [
         "model/ranks.py",
         "model/parallel.py",
@@ -98,12 +109,50 @@ CHAPTERS = {
         "text/tokenizer.py",
         "text/chat_template.py",
     ],
-    "requests": ["engine/request.py", "engine/intake.py", "engine/prompts.py", "engine/sampling_rules.py"],
+    "requests": [
+        "engine/request.py",
+        "engine/intake.py",
+        "engine/prompts.py",
+        "engine/sampling_rules.py",
+        "engine/interrupt.py",
+        "engine/progress.py",
+    ],
+    "sizes and devices": ["worker/pool_size.py", "worker/device.py"],
     "weights and formats": [
         "loading/__init__.py",
         "loading/hf_config.py",
         "loading/safetensors_files.py",
+        "loading/hub.py",
+        "loading/default_model.py",
+        "loading/cache.py",
         "loading/gguf_file.py",
+        "loading/gguf_config.py",
+        "loading/gguf_tokenizer.py",
+        "loading/gguf_weights.py",
+        "loading/progress.py",
+    ],
+    "the chat": [
+        "chat/__main__.py",
+        "chat/session.py",
+        "engine/conversation.py",
+        "chat/commands.py",
+        "chat/looks.py",
+        "chat/questions.py",
+        "chat/streams.py",
+    ],
+    "the tutorial player": ["tutorial/__main__.py", "tutorial/cells.py", "tutorial/player.py"],
+    "measurements": [
+        "bench/__main__.py",
+        "bench/report.py",
+        "bench/roofs.py",
+        "bench/throughput.py",
+        "bench/single.py",
+        "bench/attention.py",
+        "bench/memory.py",
+        "bench/sharing.py",
+        "bench/preemption.py",
+        "bench/control_plane.py",
+        "bench/ranks.py",
     ],
 }
 

@@ -58,7 +58,7 @@ kv_memory = (
 )  # what 26 GB of weights leave on the paper's GPU (Table 1)
 num_slots = kv_memory // token_bytes
 print(f"one token: {token_bytes // 1024} KB")
-print(f"a request of 2,048 tokens: {2048 * token_bytes / 1e9:.1f} GB")
+print(f"a request of 2,048 tokens: {2048 * token_bytes / 2**30:.1f} GB")
 print(f"12 GB have slots for {num_slots:,} tokens")
 
 assert (

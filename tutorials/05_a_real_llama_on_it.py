@@ -177,6 +177,13 @@ def check(first, second):
     need = [-(-(len(ids) + 5) // 4) for ids in prompts]  # the last is not fed
     for table, blocks in zip(tables, need, strict=True):
         assert len(table) >= blocks, f"{table} is too short: {blocks} blocks"
+    used = [
+        block
+        for table, n in zip(tables, need, strict=True)
+        for block in table[:n]
+    ]
+    assert len(set(used)) == len(used), "two tokens would share a slot"
+    assert all(0 <= block < 16 for block in used), "the pool has blocks 0 to 15"
     rows = [(ids, 0, table) for ids, table in zip(prompts, tables, strict=True)]
     made = [[], []]
     for _ in range(6):

@@ -179,6 +179,7 @@ def check(counts):
     manager.fork(C, D)
     manager.grow(C, 13)
     manager.check()
+    assert len(counts) == 8, "one count for each of the eight blocks"
     for block, count in enumerate(manager.allocator.ref_counts):
         assert counts[block] == count, f"block {block}: look who names it"
     print(draw_tables(snapshot(manager)))

@@ -1,16 +1,30 @@
-"""Measurements: throughput, sharing, preemption (recompute or swap), control (plain Python alone), ranks (traffic)."""
+"""Measurements that anybody can repeat: `python -m minipaged.bench NAME`.
+
+throughput   tokens per second over a batch of requests, eager and compiled, beside a peer (--peer hf)
+single       one request alone: time to the first token, tokens per second
+attention    one layer's decode attention, by backend
+memory       KV memory allocated, filled and wasted: paged against reserved in one piece
+sharing      what parallel samples and common prefixes save
+preemption   recompute against swap, over block sizes
+control      the control plane alone: schedule and update, without a model
+ranks        what crosses between the ranks of a split model
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from minipaged.bench import control_plane, preemption, ranks, sharing, throughput
+from minipaged.bench import attention, control_plane, memory, preemption, ranks, sharing, single, throughput
+from minipaged.bench.report import write_json
 from minipaged.errors import MinipagedError
 from minipaged.show import Trace, output_path
 
 MEASUREMENTS = {
     "throughput": throughput.measure,
+    "single": single.measure,
+    "attention": attention.measure,
+    "memory": memory.measure,
     "sharing": sharing.measure,
     "preemption": preemption.measure,
     "control": control_plane.measure,
@@ -21,37 +35,55 @@ TRACED = {"throughput": throughput.measure, "sharing": sharing.measure}
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one measurement; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m minipaged.bench", description=__doc__)
-    parser.add_argument("measurement", choices=MEASUREMENTS)
-    parser.add_argument("--model", help="directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--swap-space", type=float, default=1.0, help="preemption: GiB of host memory")
-    parser.add_argument("--tensor-parallel-size", type=int, help="ranks (default: 1; for the measurement ranks: 3)")
-    parser.add_argument("--requests", type=int, default=64, help="throughput and ranks: how many")
-    parser.add_argument("--repeats", type=int, default=3, help="throughput: how often")
-    parser.add_argument("--workload", help="throughput: a JSON file of requests instead of random ones")
-    parser.add_argument("--peer", choices=["hf"], help="throughput: measure transformers in turn with ours")
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        type=output_path,
-        help="throughput and sharing: write all steps as a page for a browser; this takes time that is measured",
-    )
+    parser = make_parser()
     args = parser.parse_args(arguments)
     if args.trace and args.measurement not in TRACED:
         parser.error(f"--trace is for {' and '.join(TRACED)}: the others do not serve requests over one engine")
     trace = Trace(f"bench {args.measurement}") if args.trace else None
     try:
-        if trace is None:
-            MEASUREMENTS[args.measurement](args)
-        else:
-            TRACED[args.measurement](args, trace)
-            trace.save(args.trace)
+        reports = MEASUREMENTS[args.measurement](args) if trace is None else TRACED[args.measurement](args, trace)
     except MinipagedError as error:
         print(error, file=sys.stderr)
         return 2
+    for report in reports:
+        report.print()
+    if args.json:
+        write_json(reports, args.json)
+    if trace is not None:
+        trace.save(args.trace)
     return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options of all measurements; each says which of them it is for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m minipaged.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("measurement", choices=MEASUREMENTS)
+    parser.add_argument("--model", help="directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--requests", type=int, default=64, help="throughput, memory, ranks: how many")
+    parser.add_argument("--repeats", type=int, default=3, help="throughput, single, attention: how often")
+    parser.add_argument("--workload", help="throughput, memory: a JSON file of requests instead of random ones")
+    parser.add_argument(
+        "--modes", nargs="+", choices=["eager", "compiled"], default=["eager", "compiled"], help="throughput: which"
+    )
+    parser.add_argument("--peer", choices=["hf"], help="throughput: measure transformers in turn with ours")
+    parser.add_argument("--swap-space", type=float, default=1.0, help="preemption: GiB of host memory")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, help="throughput, sharing, ranks: how many ranks (default: 1; ranks: 3)"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=output_path, help="also write the numbers, with machine and versions"
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=output_path,
+        help="throughput, sharing: write all steps as a page for a browser; this takes time that is measured",
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from minipaged.bench.report import Report
 from minipaged.engine.llm import LLM
 from minipaged.errors import InvalidParameter
 from minipaged.step import Sample, SamplingRules, SequenceWork, StepPlan
@@ -43,11 +42,9 @@ def _median(run: Callable[[], float]) -> float:
     return statistics.median(run() for _ in range(NUM_REPEATS))
 
 
-def measure(args: argparse.Namespace) -> None:
-    """Print the table. A request's blocks lie scattered over the pool, as they do after a while."""
-    table = Table(title_justify="left")
-    for name in ("block size", "recompute", "swap out", "swap in", "out and in", "recompute is"):
-        table.add_column(name, justify="right")
+def measure(args: argparse.Namespace) -> list[Report]:
+    """A request's blocks lie scattered over the pool, as they do after a while."""
+    report = Report("")
     for block_size in BLOCK_SIZES:
         count = NUM_TOKENS // block_size
         llm = LLM(
@@ -70,8 +67,13 @@ def measure(args: argparse.Namespace) -> None:
         recompute = _seconds(worker, StepPlan(0, (prefill,), (draw,)))
         out = _seconds(worker, StepPlan(0, (), (), swap_out=tuple(zip(device, host, strict=True))))
         back = _seconds(worker, StepPlan(0, (), (), swap_in=tuple(zip(host, device, strict=True))))
-        milliseconds = (f"{seconds * 1e3:.1f}" for seconds in (recompute, out, back, out + back))
-        table.add_row(str(block_size), *milliseconds, f"{recompute / (out + back):.0f} ×")
-        where = f"{worker.path.name} on {worker.device}"
-    table.title = f"{where}: preempting a request of {NUM_TOKENS} tokens, ms (median of {NUM_REPEATS})"
-    Console(width=120).print(table)
+        report.add(
+            block_size=block_size,
+            recompute=recompute * 1e3,
+            swap_out=out * 1e3,
+            swap_in=back * 1e3,
+            recompute_is=f"{recompute / (out + back):.0f} × out and in",
+        )
+    where = f"{worker.path.name} on {worker.device}"
+    report.title = f"{where}: preempting a request of {NUM_TOKENS} tokens, ms (median of {NUM_REPEATS})"
+    return [report]

@@ -7,9 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rich.console import Console
-from rich.table import Table
-
+from minipaged.bench.report import Report
 from minipaged.engine.llm import LLM
 from minipaged.sampling_params import SamplingParams
 from minipaged.snapshot import Snapshot
@@ -45,8 +43,8 @@ class Watch:
         self.before = self.traffic.copy()
 
 
-def measure(args) -> None:
-    """Print what a generation over several ranks sends, step by step of each kind."""
+def measure(args) -> list[Report]:
+    """What a generation over several ranks sends, step by step of each kind; and what each rank holds."""
     size = args.tensor_parallel_size or NUM_RANKS
     with LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len, tensor_parallel_size=size) as llm:
         worker = llm.llm_engine.worker
@@ -55,38 +53,30 @@ def measure(args) -> None:
         prompts = [{"prompt_token_ids": rng.choices(tokens, k=rng.randint(20, 300))} for _ in range(args.requests)]
         watch = llm.llm_engine.on_step = Watch(worker.ranks.traffic)
         llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True), use_tqdm=False)
-        console = Console(width=120)
-        console.print(llm.describe(), highlight=False)
-        console.print(_traffic(watch.steps, len(prompts)))
-        layers = worker.config.num_layers
-        console.print(
-            f"A step with {layers} layers sums hidden states 1 + 2 × {layers} = {1 + 2 * layers} times: once for the "
-            "embedding, and in each layer for attention and MLP. One gather brings the logits to rank 0, which alone "
-            "draws. A broadcast says how long the plan is, another one is the plan.\n",
-            highlight=False,
-        )
-        console.print(_held(llm))
+        return [_traffic(watch.steps, len(prompts), worker.config.num_layers), _held(llm)]
 
 
-def _traffic(steps: list[Crossing], num_requests: int) -> Table:
-    table = Table(title=f"{num_requests} requests, {NUM_TOKENS} tokens each: a step's traffic", title_justify="left")
-    for column in ("", "steps", "rows", "tokens", "plan bytes", "without memory", "pickled", *COLLECTIVES):
-        table.add_column(column, justify="left" if not column else "right")
+def _traffic(steps: list[Crossing], num_requests: int, num_layers: int) -> Report:
+    report = Report(f"{num_requests} requests, {NUM_TOKENS} tokens each: a step's traffic (means)")
     for kind, chosen in _by_kind(steps).items():
         plans = [step.plan for step in chosen]
-        means = [
-            [len(plan.work) for plan in plans],
-            [plan.num_tokens for plan in plans],
-            [step.traffic["plan bytes"] for step in chosen],
-            [len(PlanWriter().write(plan, logit_rows(plan))) for plan in plans],
-            [len(pickle.dumps(plan)) for plan in plans],
-            *([step.traffic[name] for step in chosen] for name in COLLECTIVES),
-        ]
-        table.add_row(kind, str(len(chosen)), *(f"{sum(numbers) / len(chosen):,.0f}" for numbers in means))
-    table.caption = (
-        "means. Without memory: all block tables, in every step. Pickled: the plan with its sampling, as Python would"
-    )
-    return table
+        columns = {
+            "rows": [len(plan.work) for plan in plans],
+            "tokens": [plan.num_tokens for plan in plans],
+            "plan_bytes": [step.traffic["plan bytes"] for step in chosen],
+            "without_memory": [len(PlanWriter().write(plan, logit_rows(plan))) for plan in plans],
+            "pickled": [len(pickle.dumps(plan)) for plan in plans],
+            **{name: [step.traffic[name] for step in chosen] for name in COLLECTIVES},
+        }
+        means = {name: round(sum(numbers) / len(chosen)) for name, numbers in columns.items()}
+        report.add(step=kind, steps=len(chosen), **means)
+    report.notes += [
+        "Without memory: all block tables, in every step. Pickled: the plan with its sampling, as Python would.",
+        f"{num_layers} layers sum hidden states 1 + 2 × {num_layers} = {1 + 2 * num_layers} times: once for the",
+        "embedding, and in each layer for attention and MLP. One gather brings the logits to rank 0, which draws.",
+        "One broadcast says how long the plan is, another one is the plan.",
+    ]
+    return report
 
 
 def _by_kind(steps: list[Crossing]) -> dict[str, list[Crossing]]:
@@ -102,10 +92,8 @@ def _by_kind(steps: list[Crossing]) -> dict[str, list[Crossing]]:
     return {kind: chosen for kind, chosen in kinds.items() if chosen}
 
 
-def _held(llm: LLM) -> Table:
-    table = Table(title="what each rank holds, in MiB", title_justify="left")
-    for column in ("rank", "weights", "KV blocks"):
-        table.add_column(column, justify="right")
+def _held(llm: LLM) -> Report:
+    report = Report(f"what each rank holds, in MiB: {llm.describe()}")
     for rank, held in enumerate(llm.llm_engine.worker.held_bytes):
-        table.add_row(str(rank), f"{held.weights / 2**20:,.1f}", f"{held.kv / 2**20:,.1f}")
-    return table
+        report.add(rank=rank, weights=held.weights / 2**20, KV_blocks=held.kv / 2**20)
+    return report

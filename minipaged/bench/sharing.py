@@ -6,9 +6,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-
+from minipaged.bench.report import Report
 from minipaged.engine.llm import LLM
 from minipaged.engine.llm_engine import OnStep
 from minipaged.sampling_params import SamplingParams
@@ -31,8 +29,8 @@ class Watch:
         self.num_copies += len(plan.copies)
 
 
-def measure(args, on_step: OnStep | None = None) -> None:
-    """Print both tables."""
+def measure(args, on_step: OnStep | None = None) -> list[Report]:
+    """Parallel samples, then a common prefix."""
     rng = random.Random(0)
     llm = LLM(
         args.model,
@@ -43,12 +41,10 @@ def measure(args, on_step: OnStep | None = None) -> None:
         on_step=on_step,
     )
     tokens = range(1000, llm.llm_engine.worker.config.vocab_size)
-    console = Console(width=120)
-    console.print(llm.describe(), highlight=False)
-    console.print(_parallel_sampling(llm, rng.choices(tokens, k=150)))
+    parallel = _parallel_sampling(llm, rng.choices(tokens, k=150))
     prefix = rng.choices(tokens, k=512)
     prompts = [{"prompt_token_ids": prefix + rng.choices(tokens, k=16)} for _ in range(32)]
-    console.print(_common_prefix(llm, prompts))
+    return [parallel, _common_prefix(llm, prompts)]
 
 
 def _watched(llm: LLM, prompts: list, params: SamplingParams | list) -> tuple[Watch, float]:
@@ -61,11 +57,9 @@ def _watched(llm: LLM, prompts: list, params: SamplingParams | list) -> tuple[Wa
     return watch, time.perf_counter() - begin
 
 
-def _parallel_sampling(llm: LLM, prompt: list[int]) -> Table:
+def _parallel_sampling(llm: LLM, prompt: list[int]) -> Report:
     """n = 4 against four requests with other salts, which share nothing."""
-    table = Table(title="four samples of a prompt of 150 tokens, 40 tokens each", title_justify="left")
-    for column in ("", "KV blocks at most", "tokens computed", "block copies"):
-        table.add_column(column)
+    report = Report("four samples of a prompt of 150 tokens, 40 tokens each")
     common = {"max_tokens": 40, "ignore_eos": True}
     together, _ = _watched(llm, [{"prompt_token_ids": prompt}], SamplingParams(n=4, seed=0, **common))
     apart, _ = _watched(
@@ -74,21 +68,24 @@ def _parallel_sampling(llm: LLM, prompt: list[int]) -> Table:
         [SamplingParams(seed=i, **common) for i in range(4)],
     )
     for name, watch in (("four requests", apart), ("one request, n=4", together)):
-        table.add_row(name, str(watch.most_blocks), str(watch.num_tokens), str(watch.num_copies))
-    table.caption = f"saved: {1 - together.most_blocks / apart.most_blocks:.0%} of the blocks"
-    return table
+        report.add(
+            how=name,
+            KV_blocks_at_most=watch.most_blocks,
+            tokens_computed=watch.num_tokens,
+            block_copies=watch.num_copies,
+        )
+    report.notes.append(f"saved: {1 - together.most_blocks / apart.most_blocks:.0%} of the blocks")
+    return report
 
 
-def _common_prefix(llm: LLM, prompts: list[dict]) -> Table:
+def _common_prefix(llm: LLM, prompts: list[dict]) -> Report:
     """The prefix computed once, in one step, against each request with a salt of its own."""
-    table = Table(title="32 requests, 512 tokens in common and 16 of their own, 8 tokens out", title_justify="left")
-    for column in ("", "seconds", "tokens computed", "KV blocks at most"):
-        table.add_column(column)
+    report = Report("32 requests, 512 tokens in common and 16 of their own, 8 tokens out")
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     salted = [{**prompt, "cache_salt": str(i)} for i, prompt in enumerate(prompts)]
     apart, slow = _watched(llm, salted, params)
     shared, quick = _watched(llm, prompts, params)
     for name, watch, seconds in (("nothing shared", apart, slow), ("prefix cache", shared, quick)):
-        table.add_row(name, f"{seconds:.1f}", str(watch.num_tokens), str(watch.most_blocks))
-    table.caption = f"{slow / quick:.1f} times as fast"
-    return table
+        report.add(how=name, seconds=seconds, tokens_computed=watch.num_tokens, KV_blocks_at_most=watch.most_blocks)
+    report.notes.append(f"{slow / quick:.1f} times as fast")
+    return report

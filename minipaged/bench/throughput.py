@@ -1,4 +1,4 @@
-"""Tokens per second over a batch of requests, ours and a peer's measured in turn in the same run.
+"""Tokens per second over a batch of requests: eager, compiled and a peer measured in turn in the same run.
 
 Machines are noisy and differ: what travels is the ratio. The peer is the continuous batching of transformers, whose API
 takes one length for all requests: it gets the mean.
@@ -10,11 +10,11 @@ import json
 import random
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from minipaged.bench.report import Report
+from minipaged.bench.roofs import gflops, weights_read
 from minipaged.engine.llm import LLM
 from minipaged.engine.llm_engine import OnStep
 from minipaged.sampling_params import SamplingParams
@@ -43,6 +43,12 @@ def read_workload(path: str) -> Workload:
     return json.loads(Path(path).read_text())["requests"]
 
 
+def load_workload(args, vocab_size: int) -> Workload:
+    """The file that the user names, or random requests; the first `--requests` of them."""
+    workload = read_workload(args.workload) if args.workload else make_workload(args.requests, vocab_size)
+    return workload[: args.requests]
+
+
 def run_ours(llm: LLM, workload: Workload) -> float:
     """Tokens per second, greedy, every request to exactly its length."""
     prompts = [{"prompt_token_ids": request["prompt_token_ids"]} for request in workload]
@@ -63,36 +69,48 @@ def run_transformers(model, workload: Workload) -> float:
     return sum(len(output.generated_tokens) for output in outputs.values()) / (time.perf_counter() - begin)
 
 
-def measure(args, on_step: OnStep | None = None) -> None:
-    """Ours and the peer's in turn, `--repeats` times each, after a short warm-up of each."""
-    llm = LLM(
-        args.model,
-        dtype=args.dtype,
-        max_model_len=args.max_model_len,
-        tensor_parallel_size=args.tensor_parallel_size,
-        on_step=on_step,
-    )
-    vocab_size = llm.llm_engine.worker.config.vocab_size
-    workload = read_workload(args.workload) if args.workload else make_workload(args.requests, vocab_size)
-    workload = workload[: args.requests]
-    runs = {"minipaged": lambda: run_ours(llm, workload)}
-    run_ours(llm, [{**workload[0], "max_tokens": 2}])
+def measure(args, on_step: OnStep | None = None) -> list[Report]:
+    """Each of ours and the peer in turn, `--repeats` times each, after a short warm-up of each."""
+    llms = {
+        name: LLM(
+            args.model,
+            dtype=args.dtype,
+            max_model_len=args.max_model_len,
+            enforce_eager=name == "eager",
+            tensor_parallel_size=args.tensor_parallel_size,
+            on_step=on_step,
+        )
+        for name in args.modes
+    }
+    worker = next(iter(llms.values())).llm_engine.worker
+    workload = load_workload(args, worker.config.vocab_size)
+    short = [{**workload[0], "max_tokens": 2}]
+    runs = {f"minipaged, {name}": partial(run_ours, llm) for name, llm in llms.items()}
     if args.peer == "hf":
         from transformers import AutoModelForCausalLM
 
-        worker = llm.llm_engine.worker
         peer = AutoModelForCausalLM.from_pretrained(worker.path, dtype=worker.dtype, attn_implementation="sdpa").eval()
-        run_transformers(peer, [{**workload[0], "max_tokens": 2}])
-        runs["transformers, continuous batching"] = lambda: run_transformers(peer, workload)
+        runs["transformers, continuous batching"] = partial(run_transformers, peer)
+    for run in runs.values():
+        run(short)
     measured: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(args.repeats):
         for name, run in runs.items():
-            measured[name].append(run())
+            measured[name].append(run(workload))
+
+    num_out = sum(request["max_tokens"] for request in workload)
+    flops = 2 * weights_read(worker.config) * (num_out + sum(len(r["prompt_token_ids"]) for r in workload)) / 1e9
+    compute = gflops(worker.dtype)
     medians = {name: statistics.median(speeds) for name, speeds in measured.items()}
-    table = Table(title=f"{llm.describe()}: {len(workload)} requests", title_justify="left")
-    for column in ("", "tokens/s (median)", "all runs", "minipaged is"):
-        table.add_column(column)
+    last = list(medians.values())[-1]
+    report = Report(f"{len(workload)} requests, {num_out:,} tokens out; {next(iter(llms.values())).describe()}")
     for name, median in medians.items():
-        every = ", ".join(f"{speed:.1f}" for speed in measured[name])
-        table.add_row(name, f"{median:.1f}", every, f"{medians['minipaged'] / median:.2f} ×")
-    Console(width=160).print(table)
+        report.add(
+            who=name,
+            tokens_per_s=median,
+            all_runs=measured[name],
+            times_the_last=median / last,
+            of_the_roof=f"{flops * median / num_out / compute:.0%}",
+        )
+    report.notes.append(f"roof: {compute:,.0f} GFLOP/s in a product of two 2048 × 2048; the work: {flops:,.0f} GFLOP")
+    return [report]

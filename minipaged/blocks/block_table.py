@@ -2,9 +2,9 @@
 
 The paper's Figure 6, block size 4, a prompt of seven tokens in physical blocks 7 and 1:
 
-    logical block      0      1                          position 5 lives in logical block 5 // 4 = 1,
-    physical block     7      1                          at offset 5 % 4 = 1: slot 1 * 4 + 1 = 5 of the pool
-    filled             4      3
+    logical block      0      1                          position 2 lives in logical block 2 // 4 = 0, which is
+    physical block     7      1                          physical block 7, at offset 2 % 4 = 2: slot 7 * 4 + 2 = 30
+    filled             4      3                          of the pool
 
 Blocks are filled from left to right, so only the last one can be partial, and one number says how far every block is
 filled. That partial block is all the memory a sequence reserves and does not use: less than one block (section 4.3).

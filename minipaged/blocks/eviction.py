@@ -86,5 +86,8 @@ def check_eviction_policy(policy: EvictionPolicy | None, enable_prefix_caching: 
         return
     if not enable_prefix_caching:
         raise InvalidParameter("eviction_policy", policy, "needs enable_prefix_caching = True")
+    methods = ("release", "reuse", "evict", "__len__", "__contains__")
+    if not isinstance(policy, type) and not all(callable(getattr(policy, name, None)) for name in methods):
+        raise InvalidParameter("eviction_policy", policy, f"must be an object with the methods {', '.join(methods)}")
     if isinstance(policy, type) or len(policy) > 0:
         raise InvalidParameter("eviction_policy", policy, "must be a new object: each engine needs one of its own")

@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
             attention_backend=args.attention_backend,
             tensor_parallel_size=args.tensor_parallel_size,
+            enforce_eager=not args.compile,
             enable_prefix_caching=True,  # the next turn begins with what the last one computed
         )
         session = ChatSession(llm.llm_engine, params, args.system, out, notes)
@@ -92,7 +93,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, help="context in tokens (default: the model's)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens in a KV block")
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="size of the KV pool")
-    parser.add_argument("--attention-backend", default="auto", help="auto, gather, reference")
+    parser.add_argument("--attention-backend", default="auto", help="auto, gather, reference, compiled")
+    parser.add_argument("--compile", action="store_true", help="compile the model: half a minute the first time")
     parser.add_argument("--tensor-parallel-size", type=int, help="ranks (default: torchrun's number of them, or 1)")
     parser.add_argument("--trace", metavar="FILE", type=output_path, help="write all steps as a page for a browser")
     return parser.parse_args(arguments)

@@ -41,6 +41,8 @@ def _count_and_question(name: str, text: str) -> tuple[int, str]:
 
 def _print_side_by_side(session: ChatSession, titles: list[str], answers: list[CompletionOutput]) -> None:
     """Columns where the console is wide enough for them, else one below the other."""
+    if any(answer.finish_reason == "abort" for answer in answers):
+        session.say("(stopped)")
     if session.out.width < 24 * len(answers):
         for title, answer in zip(titles, answers, strict=True):
             session.say(f"{title}:")

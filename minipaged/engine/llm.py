@@ -57,7 +57,7 @@ class LLM:
         self._lock = threading.RLock()  # calls from several threads take turns: a step belongs to one of them
 
     def close(self) -> None:
-        """End the other ranks, where there are any; no step can follow. So does the end of a with block, or `del`."""
+        """End the other ranks, where there are any: no step follows then. So does the end of a with block, or `del`."""
         self.llm_engine.worker.close()
 
     def __enter__(self) -> LLM:
@@ -70,8 +70,9 @@ class LLM:
         """The model, where it runs, and the pool, in one line."""
         worker = self.llm_engine.worker
         dtype = str(worker.dtype).removeprefix("torch.")
+        mode = "" if worker.args.enforce_eager else "compiled, "
         return (
-            f"{worker.path.name} on {worker.device} in {dtype}, {worker.backend.name} attention, "
+            f"{worker.path.name} on {worker.device} in {dtype}, {mode}{worker.backend.name} attention, "
             f"{worker.num_blocks} KV blocks of {worker.cache.block_size} tokens "
             f"({worker.cache.num_bytes / 2**20:,.0f} MiB)"
             + (f" on each of {worker.ranks.size} ranks" if worker.ranks.size > 1 else "")

@@ -34,7 +34,7 @@ from minipaged.metrics import EngineMetrics
 from minipaged.outputs import RequestOutput
 from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.group import SequenceGroup
-from minipaged.scheduling.preemption import PreemptionPolicy
+from minipaged.scheduling.preemption import PreemptionPolicy, check_policy
 from minipaged.scheduling.scheduler import Schedule, Scheduler
 from minipaged.scheduling.sequence import Sequence
 from minipaged.scheduling.viewing import take_snapshot
@@ -80,7 +80,10 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self.on_step = on_step
         cache = PrefixCache(args.block_size) if args.enable_prefix_caching else None
+        check_policy(policy)
         check_eviction_policy(eviction_policy, args.enable_prefix_caching)
+        if on_step is not None and not callable(on_step):
+            raise InvalidParameter("on_step", on_step, "must be a function of (plan, result, snapshot)")
         self.blocks = BlockManager(worker.num_blocks, args.block_size, free_order, cache, eviction_policy)
         self.prefixes = None if cache is None else PrefixSharing(self.blocks, cache)
         host = BlockManager(worker.num_host_blocks, args.block_size, pool="host")

@@ -1,4 +1,4 @@
-"""One progress bar, on stderr: stdout may be a pipe that carries answers."""
+"""What takes long says so on stderr: stdout may be a pipe that carries answers."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def progress_bar(what: str, total_bytes: int, shown: bool) -> Iterator[Callable[
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def progress_line(what: str) -> Iterator[None]:
+    """Shows a terminal that something of unknown length goes on; the line is gone when it is over."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield

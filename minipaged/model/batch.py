@@ -45,7 +45,7 @@ class RaggedBatch:
         row_of_token = np.repeat(np.arange(len(rows)), query_lens)  # [T]
         first_token = np.cumsum(query_lens) - query_lens  # [S] where each row begins among the T tokens
         positions = np.arange(num_tokens) + (starts - first_token)[row_of_token]  # [T]
-        tables = _padded_tables(rows)  # [S, W]
+        tables = _padded_tables(rows)  # [S, W], W blocks in the longest
         slots = tables[row_of_token, positions // block_size] * block_size + positions % block_size  # [T]
 
         def to_device(array: np.ndarray) -> torch.Tensor:

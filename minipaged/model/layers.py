@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-FEW_ROWS = 256  # beyond, both orders of a product are as fast
+from minipaged.model.packed import can_pack, pack, packed_linear
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
@@ -38,28 +38,18 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = empty_parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
+        self.packed: torch.Tensor | None = None
+
+    def pack(self) -> None:
+        """Keep the weight in the CPU library's own layout alone, where there is one. `weight` is None from then on."""
+        if can_pack(self.weight):
+            self.packed = pack(self.weight)
+            self.weight = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "cpu" and len(x) <= FEW_ROWS and x.dtype in (torch.float32, torch.float64):
-            return self._forward_few_rows(x)
+        if self.packed is not None:
+            return packed_linear(x, self.packed, self.bias)
         return F.linear(x, self.weight, self.bias)
-
-    def _forward_few_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """The same product with the weight first and rows of zeros up to a round number: the CPU's library likes both.
-
-        1536 × 576 in float32 on two cores (AVX2), with F.linear, with the weight first, and with both, in µs:
-        1 row 477, 477, 312; 4 rows 1007, 320, 320; 14 rows 1169, 846, 557; 64 rows 1752, 1223, 1223.
-        """
-        num_rows = len(x)
-        rows = x.new_zeros(_round_up(num_rows), x.shape[1])
-        rows[:num_rows] = x
-        product = self.weight @ rows.T if self.bias is None else torch.addmm(self.bias[:, None], self.weight, rows.T)
-        return product.T[:num_rows]  # [T, out]
-
-
-def _round_up(num_rows: int) -> int:
-    """To 2, 4, or a multiple of 8."""
-    return next((size for size in (2, 4) if num_rows <= size), -(-num_rows // 8) * 8)
 
 
 class RMSNorm(nn.Module):

@@ -122,18 +122,19 @@ class LlamaModel(nn.Module):
         super().__init__()
         self.backend = backend
         self.dtype = dtype
-        self.inv_freq = compute_inv_freq(config.rope, config.head_dim).to(device)
+        self.inv_freq = compute_inv_freq(config.rope, config.head_dim).to(device)  # [D/2]
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, dtype, device, ranks)
         layers = (LlamaDecoderLayer(config, backend, dtype, device, ranks) for _ in range(config.num_layers))
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.run_layer = LlamaDecoderLayer.__call__  # model/compile.py puts a compiled one here
 
     def forward(self, batch: RaggedBatch, kv: list[KVLayer]) -> torch.Tensor:
         metadata = self.backend.prepare(batch)
         cos, sin = compute_cos_sin(batch.positions, self.inv_freq, self.dtype)  # [T, 1, D/2] each
         hidden = self.embed_tokens(batch.token_ids)  # [T, E]
         for layer, layer_kv in zip(self.layers, kv, strict=True):
-            hidden = layer(hidden, cos, sin, layer_kv, batch.slots, metadata)
+            hidden = self.run_layer(layer, hidden, cos, sin, layer_kv, batch.slots, metadata)
         return self.norm(hidden)
 
 
@@ -168,5 +169,5 @@ class Llama(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every vocabulary entry as the next token: `[R, E]` to `[R, V]` (on rank 0), in float32 at least."""
-        logits = self.lm_head(hidden).contiguous()  # the sampler reads them row by row
+        logits = self.lm_head(hidden)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -106,5 +106,6 @@ class VocabParallelHead(ColumnParallelLinear):
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of the weights that this rank holds; tied ones count once."""
-    return sum(parameter.nbytes for parameter in model.parameters())
+    """Bytes of the weights that this rank holds, packed ones included; tied ones count once."""
+    packed = (layer.packed for layer in model.modules() if isinstance(layer, Linear) and layer.packed is not None)
+    return sum(weight.numel() * weight.element_size() for weight in (*model.parameters(), *packed))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from minipaged.errors import BrokenCheckpoint
+from minipaged.model.layers import Linear
 from minipaged.model.llama import Llama
 from minipaged.model.parallel import Part
 
@@ -42,6 +43,13 @@ def load_weights(model: Llama, weights: Iterable[tuple[str, torch.Tensor]]) -> N
         del missing[name]
     if missing:
         raise BrokenCheckpoint("missing tensors", list(missing), "the config asks for them, the weights lack them")
+
+
+def pack_weights(model: Llama) -> None:
+    """The weights are complete: rearrange those of the linear layers for the CPU (packed.py), one at a time."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.pack()
 
 
 def _part_of(parameter: torch.nn.Parameter) -> Part:

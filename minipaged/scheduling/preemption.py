@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from minipaged.errors import InvalidParameter
 from minipaged.scheduling.group import SequenceGroup
 
 
@@ -29,3 +30,9 @@ class PreemptLatest:
 
     def next_victim(self, running: tuple[SequenceGroup, ...], must: bool) -> SequenceGroup | None:
         return running[-1] if must else None
+
+
+def check_policy(policy: PreemptionPolicy | None) -> None:
+    """What is no policy is refused before the first step asks it."""
+    if policy is not None and (isinstance(policy, type) or not callable(getattr(policy, "next_victim", None))):
+        raise InvalidParameter("policy", policy, "must be an object with the method next_victim(running, must)")

@@ -32,7 +32,9 @@ def draw_pool(snapshot: Snapshot, plan: StepPlan | None = None) -> RenderableTyp
         return Group(_draw(device, 8, "; "), _legend(device))
     host = host_pool(snapshot, plan)
     if len(device.blocks) > CELLS:
-        return Group(_draw(device, 8, "; "), _draw(host, 8, "; "), _legend(device, host))
+        unused = not any(block.is_taken for block in host.blocks)
+        host_picture = Text(host.caption("; "), style="bold") if unused else _draw(host, 8, "; ")
+        return Group(_draw(device, 8, "; "), host_picture, _legend(device, host))
     side_by_side = Table.grid(padding=(0, 1))
     for num_columns in (5, 3):
         side_by_side.add_column(width=num_columns * (CELL_WIDTH + 1) + 1)

@@ -151,6 +151,8 @@ def _play(recorder: Recorder, advance: Callable[[], bool], console: Console, arg
             for frame in recorder.frames:
                 trace(*frame)
             trace.save(args.trace)
+        for path in filter(None, (args.record, args.trace)):
+            print(f"{path}: the {len(recorder.frames)} steps that were run", file=sys.stderr)
 
 
 def _reader(args: argparse.Namespace, is_live: bool) -> ReadCommand:

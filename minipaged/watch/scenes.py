@@ -123,7 +123,7 @@ _ALL = (
     Scene(
         "swap",
         "running out of blocks: preemption by swapping",
-        "The same, but the blocks move to the host pool and back: nothing is computed twice.",
+        "As in the scene before (recompute), but the blocks move to the host pool and back: nothing is computed twice.",
         (Arrival(0, "first", FOUR_SCORE, greedy(6)), Arrival(0, "second", BEST_OF_TIMES, greedy(6))),
         num_blocks=5,
         args={"preemption_mode": "swap", "swap_space": 0.0012},  # six host blocks of the default model

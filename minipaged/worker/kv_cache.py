@@ -62,4 +62,5 @@ def copy_blocks(source: KVCache, target: KVCache, pairs: Sequence[tuple[int, int
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """source and target [num_blocks, block_size, K, D] each, sources and targets [number of pairs]."""
     target[targets.to(target.device)] = source[sources.to(source.device)].to(target.device)

@@ -38,6 +38,10 @@ def make_worker(args: EngineArgs) -> Worker:
     size = args.tensor_parallel_size or started
     if size == 1:
         return Worker(args)
+    if not args.enforce_eager:
+        raise InvalidParameter(
+            "enforce_eager", False, "must be True with several ranks: they meet inside of the layers"
+        )
     if started == 1:
         return _with_processes_of_its_own(args, size)
     if started != size:

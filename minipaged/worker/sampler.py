@@ -14,6 +14,7 @@ Shapes: R requests, D draws, V the vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -62,12 +63,24 @@ def _draw_tokens(
             part = members[start : start + size]
             picked = _take_rows(logits, [rows[index] for index in part])
             if kind == "greedy":
-                drawn = picked.argmax(-1)  # the first of equals: the lowest id
+                drawn = _most_probable(picked)
             else:
                 drawn = _draw_random(picked, [draws[index] for index in part], [rules[index] for index in part])
             for index, token_id in zip(part, drawn.tolist(), strict=True):
                 token_ids[index] = token_id
     return token_ids
+
+
+def _most_probable(logits: Tensor) -> Tensor:
+    """logits.argmax(-1), the lowest id of equals: [R, V] -> [R]. Of stripes first, then within the winning one.
+
+    Torch looks for a place one number after another, for a maximum at many at once. 64 rows of 49,152 on one core:
+    argmax alone 5.7 ms, in stripes of 256 0.7 ms, of a step of 150 (bfloat16, compiled).
+    """
+    stripes = logits.unflatten(1, (-1, math.gcd(logits.shape[1], 256)))  # [R, V / 256, 256]; odd vocabularies: of 1
+    best = stripes.amax(-1).argmax(-1)  # [R]
+    within = stripes[torch.arange(len(logits), device=logits.device), best].argmax(-1)  # [R]
+    return best * stripes.shape[2] + within
 
 
 def _take_rows(logits: Tensor, rows: list[int]) -> Tensor:

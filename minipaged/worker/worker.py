@@ -9,6 +9,7 @@ slots.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,14 @@ import torch
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidParameter
 from minipaged.loading import find_model, read_model_config, read_weights
+from minipaged.loading.progress import progress_line
 from minipaged.model.attention import make_backend
+from minipaged.model.attention.compiled import CompiledAttention
 from minipaged.model.batch import RaggedBatch
+from minipaged.model.compile import compile_layers
 from minipaged.model.llama import Llama
 from minipaged.model.ranks import ALONE, Ranks, check_split, split_heads
-from minipaged.model.weights import load_weights
+from minipaged.model.weights import load_weights, pack_weights
 from minipaged.step import SequenceWork, StepPlan, StepResult
 from minipaged.worker.device import resolve_device, resolve_dtype
 from minipaged.worker.kv_cache import KVCache, bytes_per_block, copy_blocks
@@ -47,13 +51,16 @@ class Worker:
         self.device = resolve_device(args.device, ranks)
         self.dtype = resolve_dtype(args.dtype, self.config)
         self.max_model_len = self._max_model_len()
-        self.backend = make_backend(args.attention_backend)
+        self.backend = make_backend(args.attention_backend, compiled_model=not args.enforce_eager)
 
     @torch.inference_mode()
     def load(self, max_num_batched_tokens: int) -> None:
         """Read the weights, then give the pool what memory is left for it."""
         self.model = Llama(self.config, self.backend, self.dtype, self.device, self.ranks)
         load_weights(self.model, read_weights(self.path))
+        pack_weights(self.model)
+        if not self.args.enforce_eager:
+            compile_layers(self.model)
         block_bytes = bytes_per_block(self._kv_config, self.args.block_size, self.dtype)
         num_blocks = num_device_blocks(
             self.args, block_bytes, self.max_model_len, self.device, lambda: self._run_largest(max_num_batched_tokens)
@@ -62,6 +69,9 @@ class Worker:
         self.cache = self._make_cache(min(self.ranks.collect(num_blocks)), self.device)
         host_blocks = min(self.ranks.collect(num_host_blocks(self.args, block_bytes)))
         self.host_cache = self._make_cache(host_blocks, torch.device("cpu"))
+        if self.backend.name == CompiledAttention.name:
+            with progress_line("compiling (half a minute the first time, some seconds when that is cached)"):
+                self._run([SequenceWork(0, (0,), 0, (0,), 0)], self.cache)
 
     @property
     def num_blocks(self) -> int:
@@ -82,10 +92,11 @@ class Worker:
         copy_blocks(self.cache, self.host_cache, plan.swap_out)
         copy_blocks(self.host_cache, self.cache, plan.swap_in)
         copy_blocks(self.cache, self.cache, plan.copies)
-        if not plan.work:
-            return torch.empty(0, self.config.hidden_size)
-        batch = RaggedBatch.build(plan.work, self.args.block_size, self.device)
-        return self.model(batch, self.cache.layers)
+        return self._run(plan.work, self.cache) if plan.work else torch.empty(0, self.config.hidden_size)
+
+    def _run(self, work: Sequence[SequenceWork], cache: KVCache) -> torch.Tensor:
+        """The final hidden states of the rows' tokens, `[T, E]`; their keys and values are written into the pool."""
+        return self.model(RaggedBatch.build(work, self.args.block_size, self.device), cache.layers)
 
     def close(self) -> None:
         """End what runs beside this process; one rank has nothing of the kind."""
@@ -116,6 +127,5 @@ class Worker:
         num_tokens = min(num_tokens, self.max_model_len)
         num_blocks = -(-num_tokens // self.args.block_size)
         work = SequenceWork(0, (0,) * num_tokens, 0, tuple(range(num_blocks)), 0)
-        batch = RaggedBatch.build([work], self.args.block_size, self.device)
-        hidden = self.model(batch, self._make_cache(num_blocks, self.device).layers)
+        hidden = self._run([work], self._make_cache(num_blocks, self.device))
         self.model.compute_logits(hidden[-self.args.max_num_seqs :])

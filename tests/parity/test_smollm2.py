@@ -56,6 +56,11 @@ def test_three_prompts_with_the_reference_backend():
     assert_same_as_transformers(generate(PROMPTS[2:17:7], attention_backend="reference"))
 
 
+@pytest.mark.slow
+def test_ten_prompts_with_a_compiled_model():
+    assert_same_as_transformers(generate(PROMPTS[::2], enforce_eager=False))
+
+
 @torch.inference_mode()
 def _same_as_generate(prompts):
     for output in generate(prompts):

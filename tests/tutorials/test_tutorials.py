@@ -30,6 +30,8 @@ WRONG_ANSWERS = {
     15: "check(EvictHeadFirst)",
     16: "check(lambda length, budget, num_talking: -(-length // budget))",
     17: "check([1, 2, 4, 8], 1)",
+    18: "check(lambda bandwidth, batch_size, context: bandwidth / weight_bytes)",
+    19: "check(lambda length, n, max_tokens, block_size: length + n * (max_tokens - 1))",
 }
 each_tutorial = pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda tutorial: tutorial.path.stem)
 

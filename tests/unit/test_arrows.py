@@ -41,7 +41,7 @@ ARROWS = {
     "engine": {"scheduling", "blocks", "decoding", "text", "worker"},
     "show": set(),
     "chat": {"engine", "text", "show"},
-    "bench": {"engine", "worker", "show"},
+    "bench": {"engine", "model", "worker", "show"},
     "watch": {"engine", "show"},
     "tutorial": set(),
 }

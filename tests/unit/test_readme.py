@@ -22,6 +22,13 @@ def test_the_core_can_be_read_in_an_afternoon():
     assert sum(map(reading_order.num_lines, reading_order.CORE)) <= reading_order.CORE_LIMIT
 
 
+def test_the_reading_order_leaves_no_file_out():
+    listed = [*reading_order.CORE, *(path for paths in reading_order.CHAPTERS.values() for path in paths)]
+    package = reading_order.ROOT / "minipaged"
+    files = [file.relative_to(package).as_posix() for file in package.rglob("*.py") if file.name != "__init__.py"]
+    assert sorted(path for path in listed if not path.endswith("__init__.py")) == sorted(files)
+
+
 def test_every_file_that_the_readme_names_is_there():
     for path in re.findall(r"`([a-z_/]+\.py)`", TEXT):
         assert (reading_order.ROOT / "minipaged" / path).is_file(), path

@@ -145,7 +145,7 @@ def _decode_group(rows: list[int], first_tokens: list[int], batch: RaggedBatch) 
     positions = torch.minimum(places, lens - 1)  # [N, L] padding repeats the row's last token
     return DecodeGroup(
         tokens=torch.tensor([first_tokens[row] for row in rows], device=device),
-        slots=_slots(batch.block_tables[rows], positions, batch.block_size).flatten(),
+        slots=slots_of(batch.block_tables[rows], positions, batch.block_size).flatten(),
         mask=(places < lens)[:, None, None],
     )
 
@@ -159,11 +159,11 @@ def _prefill_row(row: int, first_token: int, batch: RaggedBatch) -> PrefillRow:
     mask = places <= places[0, -query_len:, None] if has_history else None
     return PrefillRow(
         tokens=slice(first_token, first_token + query_len),
-        slots=_slots(batch.block_tables[row : row + 1], places, batch.block_size).flatten(),
+        slots=slots_of(batch.block_tables[row : row + 1], places, batch.block_size).flatten(),
         mask=mask,
     )
 
 
-def _slots(tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+def slots_of(tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
     """Where the tokens at `positions` `[N, L]` are in the flattened pool, by their rows' block tables `[N, W]`."""
     return tables.gather(1, positions // block_size) * block_size + positions % block_size  # [N, L]

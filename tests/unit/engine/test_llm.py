@@ -11,6 +11,7 @@ import pytest
 from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.engine.interrupt import Interruptible, deferred_interrupt
 from minipaged.errors import InvalidParameter, InvalidPrompt
+from minipaged.scheduling.preemption import PreemptLatest
 from tests.tiny_llama import random_prompt, tiny_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
@@ -218,6 +219,13 @@ def test_a_hook_may_reset_the_cache_but_not_generate(directory):
         ({"kv_cache_memory_bytes": 1000}, "kv_cache_memory_bytes = 1000: leaves 1000 bytes; one block takes 8192"),
         ({"enable_prefix_caching": [1]}, r"enable_prefix_caching = \[1\]"),
         ({"swap_space": [1]}, r"swap_space = \[1\]"),
+        ({"blocksize": 16}, "blocksize = 16: EngineArgs has no such option; did you mean block_size?"),
+        ({"trust_remote_code": True}, "trust_remote_code = True: EngineArgs has no such option"),
+        ({"policy": "fcfs"}, "policy = 'fcfs': must be an object with the method next_victim"),
+        ({"policy": PreemptLatest}, "must be an object with the method next_victim"),
+        ({"on_step": 3}, "on_step = 3: must be a function"),
+        ({"enable_prefix_caching": True, "eviction_policy": "lru"}, "must be an object with the methods release"),
+        ({"tensor_parallel_size": 2, "enforce_eager": False}, "enforce_eager = False: must be True with several ranks"),
         ({"swap_space": 1e6}, "swap_space = 1000000.0: this machine has .* GiB of memory"),
         ({"swap_space": 1e300}, r"swap_space = 1e\+300: this machine has"),
     ],

@@ -112,7 +112,7 @@ def test_a_request_id_serves_one_unfinished_request_at_a_time():
         ({"swap_space": float("inf")}, "swap_space"),
         ({"swap_space": "4"}, "swap_space"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
-        ({"enforce_eager": False}, "enforce_eager"),
+        ({"enforce_eager": 0}, "enforce_eager"),
         ({"model": 7}, "model"),
     ],
 )

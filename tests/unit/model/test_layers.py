@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from minipaged.model.layers import RMSNorm
+from minipaged.model.layers import Linear, RMSNorm
 from tests.tiny_llama import PagedPool, tiny_llama
 
 
@@ -43,3 +43,25 @@ def test_rms_norm_keeps_float64():
 def test_logits_are_float32_at_least_and_float64_stays(dtype, logits_dtype):
     pool = PagedPool(tiny_llama().model(dtype=dtype), block_size=4)
     assert pool.feed({0: [1, 2, 3]})[0].dtype == logits_dtype
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_linear_layer_computes_the_same_for_any_number_of_rows(dtype, bias):
+    torch.manual_seed(0)
+    linear = Linear(64, 48, bias, dtype, "cpu")
+    for parameter in linear.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    exact = linear.weight.double()
+    linear.pack()
+    for num_rows in (1, 2, 7, 300):
+        x = torch.randn(num_rows, 64).to(dtype)
+        product = x.double() @ exact.T + (linear.bias.double() if bias else 0)
+        assert linear(x).dtype == dtype
+        assert (linear(x) - product).abs().max() < 128 * torch.finfo(dtype).eps
+
+
+def test_weights_in_float64_are_left_as_they_are():
+    linear = Linear(8, 8, False, torch.float64, "cpu")
+    linear.pack()
+    assert linear.packed is None and linear.weight is not None

@@ -259,3 +259,11 @@ def test_float64_logits_are_never_cast_down():
     logits = torch.tensor([[1.0, 1.0 + 1e-12]], dtype=torch.float64)
     assert tokens(logits, Sample(0, ((0, 0),), GREEDY)) == [1]
     assert tokens(logits, Sample(0, ((0, 0),), SamplingRules(top_k=1))) == [1]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 61, 256, 96 * 256])
+def test_greedy_takes_the_lowest_id_of_equals_in_any_vocabulary(vocab_size):
+    torch.manual_seed(0)
+    logits = torch.randint(0, 5, (9, vocab_size)).float()
+    drawn = sample(logits, [Sample(row, ((0, 0),), SamplingRules(temperature=0.0)) for row in range(9)])
+    assert [draws[0].token_id for draws in drawn] == logits.argmax(-1).tolist()

@@ -1,0 +1,48 @@
+"""The measurements run, and say what they should; how fast anything is, no test decides."""
+
+import json
+
+import pytest
+
+from minipaged.bench import __main__ as bench
+from minipaged.bench import memory
+from tests.tiny_llama import random_prompt, tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model_and_workload(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("bench")
+    requests = [
+        {"prompt_token_ids": list(random_prompt(5 + 3 * i, i)), "max_tokens": 4 + 5 * (i % 7)} for i in range(12)
+    ]
+    workload = directory / "workload.json"
+    workload.write_text(json.dumps({"requests": requests}))
+    return ["--model", str(tiny_llama("gqa").save(directory / "model")), "--workload", str(workload)]
+
+
+def test_paging_runs_more_requests_in_the_same_memory_and_wastes_less(
+    model_and_workload, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(memory, "POOL_TOKENS", 512)
+    found = tmp_path / "found.json"
+    arguments = ["memory", *model_and_workload, "--max-model-len", "128", "--json", str(found)]
+    assert bench.main(arguments) == 0
+    assert "in one piece" in capsys.readouterr().out
+    recorded = json.loads(found.read_text())
+    paged, reserved = recorded["reports"][0]["rows"]
+    assert reserved["most_running"] == 4  # 512 slots, 128 for each
+    assert paged["most_running"] > 4
+    assert paged["steps"] < reserved["steps"]
+    assert paged["allocated_MiB"] - paged["filled_MiB"] < reserved["allocated_MiB"] - reserved["filled_MiB"]
+    assert {"processor", "threads", "torch"} <= recorded["machine"].keys()
+
+
+def test_attention_is_measured_for_every_backend(capsys):
+    assert bench.main(["attention", "--repeats", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("reference", "gather", "compiled", "roof"))
+
+
+def test_an_unknown_dtype_is_refused_by_name(capsys):
+    assert bench.main(["attention", "--dtype", "int8"]) == 2
+    assert "dtype = 'int8'" in capsys.readouterr().err

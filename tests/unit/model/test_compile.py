@@ -1,0 +1,40 @@
+"""The compiled model: transformers' logits, from one graph for all layers and all steps."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from minipaged.model.compile import compile_layers
+from tests.tiny_llama import PagedPool, tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def no_silent_fallback():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+    torch._dynamo.reset()
+
+
+def test_one_graph_runs_all_layers_in_all_steps_and_gives_the_logits_of_transformers():
+    tiny = tiny_llama("gqa", num_hidden_layers=3)
+    model = tiny.model("compiled")
+    compile_layers(model)
+    pool = PagedPool(model, block_size=4)
+    graphs_before = counters["stats"]["unique_graphs"]
+    fed, logits = {0: [], 1: [], 2: []}, {0: [], 1: [], 2: []}
+    for step in (
+        {0: [5]},  # one decode
+        {1: [*range(1, 20)]},  # one prefill
+        {2: [7, 8], 0: [3]},
+        {0: [3], 1: [4], 2: [9]},
+        {0: [1, 2, 3], 2: [6]},
+        {1: [11]},
+        {0: [8], 1: [1], 2: [2, 2, 2, 2, 2]},
+    ):
+        for seq_id, rows in pool.feed(step).items():
+            logits[seq_id].append(rows)
+            fed[seq_id] += step[seq_id]
+    for seq_id, token_ids in fed.items():
+        assert (torch.cat(logits[seq_id]) - tiny.logits(token_ids)).abs().max() < 1e-9
+    assert counters["stats"]["unique_graphs"] == graphs_before + 1

@@ -144,6 +144,7 @@ CHAPTERS = {
     "measurements": [
         "bench/__main__.py",
         "bench/report.py",
+        "bench/idle_worker.py",
         "bench/roofs.py",
         "bench/throughput.py",
         "bench/single.py",

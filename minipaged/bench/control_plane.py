@@ -11,38 +11,21 @@ import argparse
 import statistics
 import time
 
+from minipaged.bench.idle_worker import IdleWorker
 from minipaged.bench.report import Report
 from minipaged.config import ModelConfig
 from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs
 from minipaged.sampling_params import SamplingParams
-from minipaged.step import Draw, StepPlan, StepResult
 
 BLOCK_SIZE = 16
 NUM_STEPS = 60  # measured ones; none of the requests ends in them
 
 
-class IdleWorker:
-    """Answers every plan at once: each draw is token 7. Counts the time that it is asked for, to be left out."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.config = ModelConfig(32_000, 1, 1, 1, 1, 1, 1, 100_000)
-        self.max_model_len = 100_000
-        self.num_blocks = num_blocks
-        self.num_host_blocks = 0
-        self.seconds = 0.0
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        begin = time.thread_time()
-        result = StepResult(tuple(tuple(Draw(7, None, ()) for _ in entry.draws) for entry in plan.sampling))
-        self.seconds += time.thread_time() - begin
-        return result
-
-
 def step_seconds(num_seqs: int, context: int) -> float:
     """The median time of one step in which every sequence decodes."""
     num_blocks = num_seqs * -(-(context + NUM_STEPS + 2) // BLOCK_SIZE)
-    worker = IdleWorker(num_blocks)
+    worker = IdleWorker(ModelConfig(32_000, 1, 1, 1, 1, 1, 1, 100_000), 100_000, num_blocks)
     args = EngineArgs(
         block_size=BLOCK_SIZE,
         skip_tokenizer_init=True,

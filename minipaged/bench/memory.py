@@ -7,6 +7,7 @@ without computing, so this takes seconds.
 
 from __future__ import annotations
 
+from minipaged.bench.idle_worker import IdleWorker
 from minipaged.bench.report import Report
 from minipaged.bench.throughput import Workload, load_workload
 from minipaged.config import ModelConfig
@@ -14,21 +15,11 @@ from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs
 from minipaged.sampling_params import SamplingParams
 from minipaged.snapshot import Snapshot
-from minipaged.step import Draw, StepPlan, StepResult
+from minipaged.step import StepPlan, StepResult
 from minipaged.worker.kv_cache import bytes_per_block
 from minipaged.worker.worker import Worker
 
 POOL_TOKENS = 16 * 1024  # eight times the longest request
-
-
-class NoWorker:
-    """Applies nothing, and answers every draw with token 0."""
-
-    def __init__(self, config: ModelConfig, max_model_len: int, num_blocks: int) -> None:
-        self.config, self.max_model_len, self.num_blocks = config, max_model_len, num_blocks
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        return StepResult(tuple((Draw(0, None, ()),) * len(entry.draws) for entry in plan.sampling))
 
 
 class Watch:
@@ -74,7 +65,7 @@ def measure(args) -> list[Report]:
 def _run(workload: Workload, config: ModelConfig, max_model_len: int, block_size: int, num_blocks: int) -> Watch:
     args = EngineArgs(block_size=block_size, max_model_len=max_model_len, num_gpu_blocks_override=num_blocks)
     watch = Watch(block_size)
-    engine = LLMEngine(args, NoWorker(config, max_model_len, num_blocks), on_step=watch)
+    engine = LLMEngine(args, IdleWorker(config, max_model_len, num_blocks), on_step=watch)
     for i, request in enumerate(workload):
         params = SamplingParams(temperature=0, max_tokens=request["max_tokens"], ignore_eos=True)
         engine.add_request(str(i), {"prompt_token_ids": request["prompt_token_ids"]}, params)

@@ -116,8 +116,8 @@ class Admission:
         """The free blocks that a group takes for all its present tokens."""
         if group.state is GroupState.SWAPPED:
             return self._swapping.demand(group, known)
-        hits = sum(prefix.num_revived - len(prefix.blocks) for prefix in known.values())
-        return demand(group, self._blocks.block_size) + hits
+        saved = sum(len(prefix.blocks) - prefix.num_revived for prefix in known.values())
+        return demand(group, self._blocks.block_size) - saved
 
     def _still_needed(self, group: SequenceGroup) -> int:
         """The blocks that a running group lacks to hold its present tokens and the next one of each sequence.

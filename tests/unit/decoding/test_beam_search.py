@@ -276,8 +276,8 @@ def test_an_option_of_sampling_is_refused_by_name(field):
         BeamSearchParams(beam_width=4, max_tokens=48, **{field: None})
 
 
-def test_an_option_that_nobody_knows_is_a_type_error():
-    with pytest.raises(TypeError, match="beam_with"):
+def test_an_option_that_nobody_knows_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(InvalidParameter, match="beam_with = 4: .*did you mean beam_width"):
         BeamSearchParams(beam_with=4, max_tokens=48)
 
 

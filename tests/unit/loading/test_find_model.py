@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from huggingface_hub.utils import are_progress_bars_disabled
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
 from minipaged.errors import ModelNotFound
 from minipaged.loading import find_model
@@ -41,6 +41,7 @@ def test_a_hub_id_is_asked_of_the_hub_and_a_refusal_is_passed_on(monkeypatch, tm
 
 def test_only_what_is_needed_is_fetched_from_the_hub(monkeypatch, tmp_path):
     asked = {}
+    enable_progress_bars()  # transformers, where another test told it to be quiet, has told this library too
 
     def snapshot_download(hub_id, allow_patterns):
         asked.update(hub_id=hub_id, patterns=allow_patterns, silent=are_progress_bars_disabled())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -42,9 +43,10 @@ def test_every_make_target_that_the_readme_names_is_there():
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_a_snippet_runs_as_it_stands(snippet):
+def test_a_snippet_runs_as_it_stands(snippet, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(reading_order.ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", snippet], cwd=reading_order.ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", snippet], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 2

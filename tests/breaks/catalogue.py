@@ -47,7 +47,7 @@ BREAKS = {
         "blocks/allocator.py",
         "        self._cache.forget(block)\n        self._on_evict(block)\n",
         "        self._on_evict(block)\n",
-        "tests/unit/blocks/test_prefix_cache.py",
+        "tests/unit/blocks/test_eviction.py",
     ),
     "hash-taken-for-proof": Break(
         "a hash finds a cached block, and the tokens prove it",

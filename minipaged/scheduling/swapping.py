@@ -27,7 +27,7 @@ class Swapping:
         self._blocks = blocks
         self._host = host
         self._prefixes = prefixes
-        self._unconfirmed: dict[SequenceGroup, None] = {}  # swapped out by plans that are not counted yet
+        self._unconfirmed: dict[SequenceGroup, None] = {}  # swapped out by a plan that is not applied yet
 
     def takes(self, group: SequenceGroup) -> bool:
         """Whether the group shall be swapped, the host has room, and the device's pool can ever hold it again."""

@@ -69,6 +69,7 @@ def follow(worker: Worker, ranks: TorchRanks) -> None:
 
 
 def main() -> int:
+    """Serve until rank 0 says that there is no more, or is gone; returns the exit status. `Start` comes by stdin."""
     start: Start = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with, args=(start.parent,), daemon=True).start()
     # Imported only now, since torch takes seconds: should rank 0 end meanwhile, so does this process.

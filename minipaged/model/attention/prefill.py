@@ -28,6 +28,7 @@ class PrefillRows:
 
     @classmethod
     def of(cls, batch: RaggedBatch) -> PrefillRows:
+        """Once a step, for all layers. Decode rows (one token) are left out: they are attended to by tiles."""
         first_tokens = accumulate(batch.query_lens, initial=0)
         device = batch.block_tables.device
         spans, slots = [], [torch.zeros(0, dtype=torch.int64, device=device)]
@@ -58,15 +59,15 @@ def attend_prefills(
         row_slots, end = slots[end : end + context_len], end + context_len
         tokens = slice(first_token, first_token + query_len)
         k, v = (pool.index_select(0, row_slots).transpose(0, 1)[None] for pool in (key, value))  # [1, K, L, D]
-        has_history = query_len < context_len
         # is_causal lets query i see keys 0…i. A chunk with history starts at a later position, so it needs a real mask.
-        mask = k.new_ones(query_len, context_len, dtype=torch.bool).tril(context_len - query_len)
+        num_before = context_len - query_len
+        mask = k.new_ones(query_len, context_len, dtype=torch.bool).tril(num_before) if num_before else None  # [Q, L]
         attended = F.scaled_dot_product_attention(
             query[tokens].transpose(0, 1)[None],  # [1, H, Q, D]
             k,
             v,
-            attn_mask=mask if has_history else None,
-            is_causal=not has_history,
+            attn_mask=mask,
+            is_causal=mask is None,
             enable_gqa=True,
         )
         output[tokens] = attended[0].transpose(0, 1)

@@ -111,6 +111,7 @@ CHAPTERS = {
     ],
     "requests": [
         "engine/request.py",
+        "engine/reports.py",
         "engine/intake.py",
         "engine/prompts.py",
         "engine/sampling_rules.py",

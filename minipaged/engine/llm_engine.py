@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -27,6 +26,7 @@ from minipaged.engine.intake import Intake
 from minipaged.engine.interrupt import Interruptible
 from minipaged.engine.metering import Meter
 from minipaged.engine.prompts import RequestLimits
+from minipaged.engine.reports import Reports
 from minipaged.engine.request import Request, SamplingRequest
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import EngineDead, InvalidParameter
@@ -95,8 +95,7 @@ class LLMEngine:
         self._meter = Meter(self.scheduler)
         self._intake = Intake(tokenizer, limits, worker.config.eos_token_ids, args.seed)
         self._requests: dict[str, Request] = {}  # the unfinished ones
-        self._to_report: dict[int, Request] = {}  # those with something new by number, in the order it came
-        self._report_again: list[RequestOutput] = []
+        self._reports = Reports()
         self.interruptible = Interruptible()  # while the worker or on_step runs
         self._is_stepping = False
         self._numbers = itertools.count()
@@ -132,11 +131,11 @@ class LLMEngine:
             if request is not None:
                 self._end(request, "abort")
         if not report:  # nor of those that had ended before, in a step that raised
-            self._to_report = {n: request for n, request in self._to_report.items() if request.request_id not in names}
+            self._reports.drop(names)
 
     def report_again(self, outputs: Iterable[RequestOutput]) -> None:
         """Outputs that a step returned to somebody else: the next step returns them once more."""
-        self._report_again += outputs
+        self._reports.add_again(outputs)
 
     def max_blocks_needed(self, prompt: Any, params: SamplingParams | BeamSearchParams) -> int:
         """The most KV blocks that this request can hold at one time, with all its samples or beams at full length."""
@@ -152,7 +151,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would report anything more."""
-        return bool(self._requests or self._to_report or self._report_again)
+        return bool(self._requests or self._reports)
 
     # ---------------------------------------------------------------- one step
 
@@ -182,22 +181,13 @@ class LLMEngine:
             with self._ending_requests_on_error(schedule):
                 self._update(schedule, result)
         self._meter.log_now_and_then()
-        return self._report()
+        return self._reports.take()
 
     def _plan(self) -> Schedule:
         schedule = self.scheduler.schedule()
-        self._meter.count_plan(schedule)
-        now = time.perf_counter()
         for request in self._unfinished(schedule.outgrown):
             self._end(request, "length")
-        for group in schedule.preempted:
-            self._requests[group.request_id].metrics.num_preemptions += 1
-        for group, _, _ in schedule.shares:
-            metrics = self._requests[group.request_id].metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = now
-                metrics.num_cached_tokens = group.num_cached_tokens
-                self._meter.count_start(group)
+        self._meter.count_plan(schedule, self._requests)
         return schedule
 
     def _update(self, schedule: Schedule, result: StepResult) -> None:
@@ -220,32 +210,19 @@ class LLMEngine:
 
     def _advance_beams(self, request: BeamRequest, candidates: dict[int, tuple[TokenLogprob, ...]]) -> None:
         """All beams of a search have spoken in this step; nothing is shown before it is over."""
-        self._note_first_token(request)
         request.advance(candidates, self.scheduler, self._seq_ids)
-        self._meter.counts.num_generated_tokens += len(request.beams) or len(candidates)  # the last ones run no more
+        self._note_tokens(request, len(request.beams) or len(candidates))  # the last ones run no more
         if request.state.is_over:
-            self._forget_if_finished(request)
-            self._to_report[request.group.number] = request
+            self._reports.add(request)
 
     def _append_draws(self, request: SamplingRequest, seq: Sequence, draws: tuple[Draw, ...]) -> None:
-        """Several draws from one row are a group's first ones: each sample gets a sequence, forked before any ends."""
-        children = [
-            self.scheduler.fork(request.group, seq, next(self._seq_ids), seq.seed + i) for i in range(1, len(draws))
-        ]
-        self._note_first_token(request)
-        for member, draw in zip([seq, *children], draws, strict=True):
-            member.append(draw.token_id)
-            self._meter.counts.num_generated_tokens += 1
-            answer = request.answers[request.group.sequences.index(member)]
-            answer.append(draw)
-            if answer.finish_reason is not None:
-                self.scheduler.finish(member, request.group, answer.finish_reason)
-        self._forget_if_finished(request)
-        self._to_report[request.group.number] = request
+        request.append_draws(seq, draws, self.scheduler, self._seq_ids)
+        self._note_tokens(request, len(draws))
+        self._reports.add(request)
 
-    def _note_first_token(self, request: Request) -> None:
-        if request.metrics.first_token_time is None:
-            request.metrics.first_token_time = time.perf_counter()
+    def _note_tokens(self, request: Request, count: int) -> None:
+        self._meter.count_tokens(request.metrics, count)
+        self._forget_if_finished(request)
 
     # ---------------------------------------------------------------- ends
 
@@ -255,12 +232,11 @@ class LLMEngine:
         request.error = error
         request.end(reason)
         self._forget_if_finished(request)
-        self._to_report[request.group.number] = request
+        self._reports.add(request)
 
     def _forget_if_finished(self, request: Request) -> None:
         if not request.group.live:
-            request.metrics.finished_time = time.perf_counter()
-            self._meter.counts.num_finished_requests += 1
+            self._meter.count_end(request.metrics)
             del self._requests[request.request_id]
 
     def _unfinished(self, groups: Iterable[SequenceGroup]) -> Iterator[Request]:
@@ -286,9 +262,3 @@ class LLMEngine:
             if not isinstance(cause, Exception) or isinstance(cause, EngineDead):
                 raise
             logger.exception("a step failed; its requests have ended with an error")
-
-    def _report(self) -> list[RequestOutput]:
-        outputs = [request.output() for request in self._to_report.values()]
-        self._to_report.clear()
-        again, self._report_again = self._report_again, []
-        return again + outputs

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Mapping
 
-from minipaged.metrics import EngineCounts, EngineMetrics
-from minipaged.scheduling.group import GroupState, SequenceGroup
+from minipaged.engine.request import Request
+from minipaged.metrics import EngineCounts, EngineMetrics, RequestMetrics
+from minipaged.scheduling.group import GroupState
 from minipaged.scheduling.scheduler import Schedule, Scheduler
 
 logger = logging.getLogger("minipaged")
@@ -21,7 +23,7 @@ LOG_INTERVAL = 5.0  # seconds
 
 
 class Meter:
-    """The engine's counts. Reads the scheduler and changes nothing."""
+    """The engine's counts and its requests' moments. Reads the scheduler, and changes nothing else."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.counts = EngineCounts()
@@ -29,16 +31,32 @@ class Meter:
         self._logged_at = time.perf_counter()
         self._logged_tokens = 0
 
-    def count_plan(self, schedule: Schedule) -> None:
-        """A step was planned: who was put out for it."""
+    def count_plan(self, schedule: Schedule, requests: Mapping[str, Request]) -> None:
+        """A step was planned: who was put out for it, and who runs for the first time."""
         swapped = sum(group.state is GroupState.SWAPPED for group in schedule.preempted)
         self.counts.num_preemptions_by_swap += swapped
         self.counts.num_preemptions_by_recompute += len(schedule.preempted) - swapped
+        for group in schedule.preempted:
+            requests[group.request_id].metrics.num_preemptions += 1
+        now = time.perf_counter()
+        for group, _, _ in schedule.shares:
+            metrics = requests[group.request_id].metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+                metrics.num_cached_tokens = group.num_cached_tokens
+                self.counts.num_prompt_tokens += group.sequences[0].num_prompt_tokens
+                self.counts.num_cached_tokens += group.num_cached_tokens
 
-    def count_start(self, group: SequenceGroup) -> None:
-        """A request runs for the first time."""
-        self.counts.num_prompt_tokens += group.sequences[0].num_prompt_tokens
-        self.counts.num_cached_tokens += group.num_cached_tokens
+    def count_tokens(self, metrics: RequestMetrics, count: int) -> None:
+        """A request has got so many tokens, over all its sequences."""
+        self.counts.num_generated_tokens += count
+        if metrics.first_token_time is None:
+            metrics.first_token_time = time.perf_counter()
+
+    def count_end(self, metrics: RequestMetrics) -> None:
+        """A request has ended, by itself or from outside."""
+        self.counts.num_finished_requests += 1
+        metrics.finished_time = time.perf_counter()
 
     def count_step(self, schedule: Schedule) -> None:
         """It was applied, and is not counted by the scheduler yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from minipaged.metrics import RequestMetrics
 from minipaged.outputs import CompletionOutput, Logprob, RequestOutput
 from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.group import SequenceGroup
-from minipaged.step import ScoredToken
+from minipaged.scheduling.scheduler import Scheduler
+from minipaged.scheduling.sequence import Sequence
+from minipaged.step import Draw, ScoredToken
 from minipaged.text.tokenizer import Tokenizer
 
 
@@ -77,6 +80,18 @@ class SamplingRequest(Request):
         """The next prompt positions' log-probabilities; chunks come in order and each position once."""
         self.prompt_logprobs += [logprob_dict(*entry, self.tokenizer) for entry in scored]
         self.group.num_scored += len(scored)
+
+    def append_draws(
+        self, seq: Sequence, draws: tuple[Draw, ...], scheduler: Scheduler, seq_ids: itertools.count
+    ) -> None:
+        """Several draws from one row are a group's first ones: each sample gets a sequence, forked before any ends."""
+        children = [scheduler.fork(self.group, seq, next(seq_ids), seq.seed + i) for i in range(1, len(draws))]
+        for member, draw in zip([seq, *children], draws, strict=True):
+            member.append(draw.token_id)
+            answer = self.answers[self.group.sequences.index(member)]
+            answer.append(draw)
+            if answer.finish_reason is not None:
+                scheduler.finish(member, self.group, answer.finish_reason)
 
     def end(self, reason: str) -> None:
         for answer in self.answers:

@@ -191,9 +191,9 @@ BREAKS = {
     ),
     "reported-twice": Break(
         "a request reports its end once",
-        "engine/llm_engine.py",
-        "        self._to_report.clear()\n",
-        "",
+        "engine/reports.py",
+        "        self._new, self._again = {}, []\n        return outputs",
+        "        return outputs",
         "tests/unit/engine/test_llm_engine.py",
     ),
 }

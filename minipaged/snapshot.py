@@ -5,9 +5,11 @@ Plain data, made only when somebody looks (`on_step`), so that pictures never re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from minipaged.step import StepPlan, StepResult
 
 
 class LogicalBlock(NamedTuple):
@@ -51,3 +53,6 @@ class Snapshot:
     def num_filled(self) -> int:
         """Filled slots, each counted once: a shared block is one block."""
         return sum({block: filled for table in self.tables.values() for block, filled in table}.values())
+
+
+OnStep = Callable[[StepPlan, StepResult, Snapshot], None]  # a viewer

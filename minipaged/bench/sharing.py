@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from minipaged.bench.report import Report
 from minipaged.engine.llm import LLM
-from minipaged.engine.llm_engine import OnStep
 from minipaged.sampling_params import SamplingParams
 from minipaged.show import each
-from minipaged.snapshot import Snapshot
+from minipaged.snapshot import OnStep, Snapshot
 from minipaged.step import StepPlan, StepResult
 
 

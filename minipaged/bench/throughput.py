@@ -16,8 +16,8 @@ from pathlib import Path
 from minipaged.bench.report import Report
 from minipaged.bench.roofs import gflops, weights_read
 from minipaged.engine.llm import LLM
-from minipaged.engine.llm_engine import OnStep
 from minipaged.sampling_params import SamplingParams
+from minipaged.snapshot import OnStep
 
 Workload = list[dict]  # each with "prompt_token_ids" and "max_tokens"
 

@@ -11,7 +11,7 @@ from minipaged.beam_search_params import BeamSearchParams
 from minipaged.blocks.eviction import EvictionPolicy
 from minipaged.engine.beam_request import beam_search_output
 from minipaged.engine.interrupt import deferred_interrupt
-from minipaged.engine.llm_engine import LLMEngine, OnStep
+from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine.pinned_prefix import PinnedPrefix
 from minipaged.engine.progress import GenerationProgress
 from minipaged.engine.prompts import Prompt, as_prompt_list, params_for_each
@@ -21,6 +21,7 @@ from minipaged.metrics import EngineMetrics
 from minipaged.outputs import BeamSearchOutput, RequestOutput
 from minipaged.sampling_params import SamplingParams
 from minipaged.scheduling.preemption import PreemptionPolicy
+from minipaged.snapshot import OnStep
 from minipaged.text.chat_template import encode_chat
 from minipaged.text.tokenizer import load_tokenizer
 from minipaged.worker.launch import closing_on_error, make_worker

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -38,13 +38,11 @@ from minipaged.scheduling.preemption import PreemptionPolicy, check_policy
 from minipaged.scheduling.scheduler import Schedule, Scheduler
 from minipaged.scheduling.sequence import Sequence
 from minipaged.scheduling.viewing import take_snapshot
-from minipaged.snapshot import Snapshot
+from minipaged.snapshot import OnStep, Snapshot
 from minipaged.step import BestCandidates, Draw, ScorePrompt, StepPlan, StepResult, TokenLogprob
 from minipaged.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("minipaged")
-
-OnStep = Callable[[StepPlan, StepResult, Snapshot], None]
 
 
 class PlanWorker(Protocol):

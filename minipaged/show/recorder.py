@@ -24,7 +24,7 @@ from minipaged.show.contents import Words
 from minipaged.show.frame import Frame, token_ids
 from minipaged.show.json_frames import from_json, to_json
 from minipaged.show.step_picture import draw_frame
-from minipaged.snapshot import Snapshot
+from minipaged.snapshot import OnStep, Snapshot
 from minipaged.step import StepPlan, StepResult
 
 FORMAT = "minipaged frames 1"
@@ -90,9 +90,6 @@ class Recorder:
             raise ValueError(f"its format is {head['format']!r}, not {FORMAT!r}")
         self.title = head["title"]
         self._words = {int(token_id): text for token_id, text in head["words"].items()}
-
-
-OnStep = Callable[[StepPlan, StepResult, Snapshot], None]
 
 
 def each(*hooks: OnStep | None) -> OnStep:

@@ -66,6 +66,10 @@ FOUR_REQUESTS = (
     Arrival(0, "three", "The capital of France is", greedy(5)),
     Arrival(0, "four", "Once upon a time, there", greedy(5)),
 )
+TWO_TOO_MANY = (  # for a pool of five blocks: each needs three in the end
+    Arrival(0, "first", FOUR_SCORE, greedy(6)),
+    Arrival(0, "second", BEST_OF_TIMES, greedy(6)),
+)
 
 _ALL = (
     Scene(
@@ -117,14 +121,14 @@ _ALL = (
         "running out of blocks: preemption by recompute",
         "When no block is left, the latest request loses all that it has. It waits, and comes back as one prefill of "
         "its prompt and what it had generated.",
-        (Arrival(0, "first", FOUR_SCORE, greedy(6)), Arrival(0, "second", BEST_OF_TIMES, greedy(6))),
+        TWO_TOO_MANY,
         num_blocks=5,
     ),
     Scene(
         "swap",
         "running out of blocks: preemption by swapping",
         "As in the scene before (recompute), but the blocks move to the host pool and back: nothing is computed twice.",
-        (Arrival(0, "first", FOUR_SCORE, greedy(6)), Arrival(0, "second", BEST_OF_TIMES, greedy(6))),
+        TWO_TOO_MANY,
         num_blocks=5,
         args={"preemption_mode": "swap", "swap_space": 0.0012},  # six host blocks of the default model
     ),

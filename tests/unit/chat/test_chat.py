@@ -19,23 +19,12 @@ from minipaged.engine.conversation import Conversation
 from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidInput, UnsupportedModel
-from minipaged.loading import find_model
 from minipaged.sampling_params import SamplingParams
 from minipaged.step import Draw, StepResult
-from minipaged.text.tokenizer import Tokenizer, load_tokenizer
+from minipaged.text.tokenizer import Tokenizer
 from tests.shadow_worker import ShadowWorker
 
 pytestmark = pytest.mark.real_model
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(find_model())
-
-
-@pytest.fixture
-def session(tokenizer):
-    return make_session(tokenizer)
 
 
 def make_session(tokenizer, max_model_len=200, max_tokens=12, num_blocks=60):

@@ -9,21 +9,9 @@ from rich.console import Console
 
 from minipaged.chat.commands import run_command
 from minipaged.errors import InvalidParameter
-from minipaged.loading import find_model
-from minipaged.text.tokenizer import load_tokenizer
 from tests.unit.chat.test_chat import make_session, said
 
 pytestmark = pytest.mark.real_model
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(find_model())
-
-
-@pytest.fixture
-def session(tokenizer):
-    return make_session(tokenizer)
 
 
 def printed(session):

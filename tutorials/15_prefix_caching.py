@@ -19,14 +19,14 @@ from rich import print
 
 from minipaged import LLM, SamplingParams
 from minipaged.blocks.eviction import EvictFewestHits, EvictLeastRecentlyUsed
-from minipaged.blocks.prefix_cache import PrefixCache
+from minipaged.blocks.prefix_cache import PrefixCache, block_key
 from minipaged.errors import InvariantBroken
 from minipaged.show import Recorder, draw_pool, explain
 
 recorder = Recorder()
 
 
-def make():
+def make(**args):
     return LLM(
         block_size=4,
         num_gpu_blocks_override=12,
@@ -34,7 +34,12 @@ def make():
         enable_prefix_caching=True,
         preemption_mode="recompute",
         on_step=recorder,
+        **args,
     )
+
+
+def greedy(max_tokens):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
 
 
 llm = make()
@@ -45,10 +50,8 @@ system = (  # 16 tokens
     "You are a friendly guide. "
     "You answer every question in a single short sentence."
 )
-who, where = (
-    system + " Who are you?",
-    system + " Where is Paris?",
-)  # 20 tokens each
+who = system + " Who are you?"  # 20 tokens
+where = system + " Where is Paris?"  # 20 tokens
 fox = (  # 28 tokens
     "The quick brown fox jumps over the lazy dog, and the dog, "
     "who was not as lazy as all that, got up and ran after"
@@ -59,10 +62,7 @@ count = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"  # 30 tokens
 def ask(prompt, max_tokens=2):
     """One request, and one more step that shows what it leaves behind."""
     recorder.frames.clear()
-    params = SamplingParams(
-        temperature=0, max_tokens=max_tokens, ignore_eos=True
-    )
-    [output] = llm.generate(prompt, params, use_tqdm=False)
+    [output] = llm.generate(prompt, greedy(max_tokens), use_tqdm=False)
     engine.step()
     return output
 
@@ -84,9 +84,7 @@ print(draw_pool(recorder.frames[-1].snapshot))
 
 assert first.num_cached_tokens == 0
 assert engine.blocks.num_free == 12  # all blocks are free,
-assert (
-    len(recorder.frames[-1].snapshot.cached) == 5
-)  # and five of them are kept for what they hold
+assert len(recorder.frames[-1].snapshot.cached) == 5  # and five are kept
 
 # %% [markdown]
 # The prompt's five blocks are full, and marked `~`: cached. The sixth block held one generated
@@ -116,6 +114,26 @@ assert third.outputs[0].text == first.outputs[0].text
 # blocks are taken whole, that is a block of four.
 
 # %% [markdown]
+# ## What it means
+#
+# How is a block found? It has a **key**, a hash of its own four tokens *and of the key of the block
+# before it*. So a key stands for the whole beginning up to its block, and the same four tokens
+# behind another beginning have another key.
+
+# %%
+root = PrefixCache(4).root("").key  # before the first block
+once = block_key(block_key(root, (1, 2, 3, 4)), (5, 6, 7, 8))
+again = block_key(block_key(root, (1, 2, 3, 4)), (5, 6, 7, 8))
+other = block_key(block_key(root, (9, 2, 3, 4)), (5, 6, 7, 8))
+print(f"{once.hex()}\n{again.hex()}\n{other.hex()}")
+
+assert once == again != other
+
+# %% [markdown]
+# A search begins at the first block, takes one look-up for each block, and ends at the first one
+# that is not there.
+
+# %% [markdown]
 # ## Predict
 #
 # The cache holds six blocks now. A prompt of 28 tokens arrives. With its answer it needs eight
@@ -127,22 +145,11 @@ assert third.outputs[0].text == first.outputs[0].text
 # %%
 system_blocks = recorder.frames[0].plan.work[0].block_table[:4]
 ask(fox)
-evicted = [
-    block
-    for frame in recorder.frames
-    for event in frame.snapshot.events
-    if event.kind == "evict"
-    for block in event.blocks
-]
-print(
-    *[
-        line
-        for frame in recorder.frames
-        for line in explain(frame, recorder.words)
-        if "evict" in line
-    ],
-    sep="\n",
-)
+evicted = []
+for frame in recorder.frames:
+    for event in frame.snapshot.events:
+        if event.kind == "evict":
+            evicted += event.blocks
 print(f"the system prompt is in blocks {system_blocks}; evicted: {evicted}")
 
 assert len(evicted) == 2
@@ -154,51 +161,16 @@ assert ask(where).num_cached_tokens == 16
 #
 # * Least recently used first. Who lost its last reference first goes first.
 # * A request lets go of its blocks from the last to the first. So within a request the tail goes
-# before the head.
+# before the head: without the head, the search would end before it gets to the blocks behind it.
 
 # %% [markdown]
 # ## Break it
-#
-# Why the tail first? Let a policy take the block that was released *last*: the head of the latest
-# request.
-
-
-# %%
-class EvictHeadFirst(EvictLeastRecentlyUsed):
-    def evict(self):
-        block = list(self._blocks)[-1]
-        self.reuse(block, is_hit=False)  # takes it out
-        return block
-
-
-def start_again(policy):
-    """An empty cache, and another policy: as LLM(eviction_policy=...)."""
-    llm.reset_prefix_cache()
-    engine.blocks.allocator.evictable = policy
-
-
-found = {}
-for policy in (EvictLeastRecentlyUsed(), EvictHeadFirst()):
-    start_again(policy)
-    ask(who)
-    ask(count)  # eight blocks: seven are free, so one cached block goes
-    found[type(policy).__name__] = ask(who).num_cached_tokens
-print(found)
-
-assert found == {"EvictLeastRecentlyUsed": 16, "EvictHeadFirst": 0}
-
-# %% [markdown]
-# One block was evicted in both runs. Without the head, the four blocks behind it are still there
-# and cannot be found: a search begins at the first block and follows the chain.
-
-# %% [markdown]
-# ## Break it again
 #
 # Evicting means two things: the block is handed out, and the cache forgets what it held. Leave out
 # the second. (This was a bug in vLLM once: its issue 4761.)
 
 # %%
-start_again(EvictLeastRecentlyUsed())
+llm.reset_prefix_cache()
 right = ask(count, max_tokens=6).outputs[0].text
 
 with patch.object(PrefixCache, "forget", lambda cache, block: None):
@@ -218,9 +190,6 @@ except InvariantBroken as error:
     complaint = str(error)
 print(complaint)
 assert "keys with a block" in complaint
-
-llm = make()  # that cache is beyond repair
-engine = llm.llm_engine
 
 # %% [markdown]
 # The cache finds its old key, and behind it stands a block that holds the fox by now. In a server
@@ -252,26 +221,26 @@ class MyPolicy(EvictLeastRecentlyUsed):
         return ...
 
 
+def still_cached(policy):
+    """What `who` finds after the two questions and two long documents."""
+    llm = make(eviction_policy=policy)
+    for prompt in (who, where, fox, count):
+        llm.generate(prompt, greedy(1), use_tqdm=False)
+    [output] = llm.generate(who, greedy(1), use_tqdm=False)
+    llm.llm_engine.scheduler.check()
+    return output.num_cached_tokens
+
+
 def check(policy_class):
-    cached = {}
-    for policy in (EvictLeastRecentlyUsed(), policy_class()):
-        start_again(policy)
-        for prompt in (
-            who,
-            where,
-            fox,
-            count,
-        ):  # the last two are long, and come once
-            ask(prompt, max_tokens=1)
-        cached[type(policy).__name__] = ask(who, max_tokens=1).num_cached_tokens
-    engine.scheduler.check()
-    print(cached)
-    assert cached["EvictLeastRecentlyUsed"] == 0
-    assert cached[policy_class.__name__] == 16, (
-        "the system prompt was hit once, the documents never"
+    found = still_cached(policy_class())
+    assert found == 16, (
+        f"{found} tokens of the system prompt are left, which was hit once;"
+        " the documents were never hit"
     )
+    print(f"right: {found} tokens are still cached")
 
 
+print(f"least recently used: {still_cached(EvictLeastRecentlyUsed())} tokens")
 trial = MyPolicy()
 trial.release(0)
 if trial.evict() is not ...:

@@ -269,4 +269,4 @@ check(num_steps)
 # `scheduling/plan_builder.py`: which rows sample. With a prefix cache, pieces end at block borders,
 # so that they can be shared.
 #
-# Next, 17: the same plan, applied by two processes.
+# Next, 17: the same plan, applied by three workers.

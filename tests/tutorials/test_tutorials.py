@@ -27,7 +27,7 @@ WRONG_ANSWERS = {
     12: "check(PreemptLatest())",
     13: "check(12)",
     14: "check(lambda bytes_per_token, speed: bytes_per_token * speed)",
-    15: "check(EvictHeadFirst)",
+    15: "check(EvictLeastRecentlyUsed)",
     16: "check(lambda length, budget, num_talking: -(-length // budget))",
     17: "check([1, 2, 4, 8], 1)",
     18: "check(lambda bandwidth, batch_size, context: bandwidth / weight_bytes)",

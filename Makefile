@@ -12,7 +12,7 @@ help:  ## list the targets
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gguf,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gguf,triton,dev]'
 	@touch $@
 
 chat: $(READY)  ## talk to the model in this terminal

@@ -82,7 +82,7 @@ class EngineArgs:
     enable_prefix_caching   whether full blocks outlive their requests, for later ones that begin with the same tokens
     tensor_parallel_size    how many ranks share the work of each layer; None is as many as torchrun has started, else 1
     seed                    requests without a seed of their own get one from this and their number
-    attention_backend       "reference", "gather", "compiled"; "auto" is "gather", or "compiled" in a compiled model
+    attention_backend       "reference", "gather", "compiled", "triton"; "auto" is "gather", or "compiled" when compiled
     enforce_eager           False compiles the model: half a minute the first time, some seconds when that is cached
     """
 

@@ -90,6 +90,13 @@ CHAPTERS = {
     ],
     "attention, the fast way": ["model/attention/backend.py", "model/attention/gather.py"],
     "the compiled model": ["model/attention/compiled.py", "model/attention/prefill.py", "model/compile.py"],
+    "Triton kernels": [
+        "model/attention/triton_backend.py",
+        "model/attention/triton_attend.py",
+        "model/attention/triton_decode.py",
+        "model/attention/triton_prefill.py",
+        "model/attention/triton_write.py",
+    ],
     "layers and positions": ["model/layers.py", "model/packed.py", "model/rope.py", "model/weights.py"],
     "tensor parallelism": [
         "model/ranks.py",

@@ -1,4 +1,4 @@
-"""An engine over a tiny Llama in float64 (tests/tiny_llama.py), its pool full of NaN."""
+"""An engine over a tiny Llama (tests/tiny_llama.py), in float64 unless told otherwise, its pool full of NaN."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ def make_engine(
     return LLMEngine(args, worker, tokenizer, policy=policy, free_order=free_order)
 
 
-def tiny_engine_args(directory: Path, num_blocks: int, num_host_blocks: int = 0, **args: Any) -> EngineArgs:
-    """Float64, no tokenizer, and pools of so many blocks."""
-    block_bytes = bytes_per_block(read_model_config(directory), args.get("block_size", 16), torch.float64)
+def tiny_engine_args(
+    directory: Path, num_blocks: int, num_host_blocks: int = 0, dtype: str = "float64", **args: Any
+) -> EngineArgs:
+    """No tokenizer, and pools of so many blocks."""
+    block_bytes = bytes_per_block(read_model_config(directory), args.get("block_size", 16), getattr(torch, dtype))
     return EngineArgs(
         model=directory,
-        dtype="float64",
+        dtype=dtype,
         skip_tokenizer_init=True,
         num_gpu_blocks_override=num_blocks,
         swap_space=num_host_blocks * block_bytes / 2**30,

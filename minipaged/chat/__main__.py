@@ -93,7 +93,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, help="context in tokens (default: the model's)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens in a KV block")
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="size of the KV pool")
-    parser.add_argument("--attention-backend", default="auto", help="auto, gather, reference, compiled")
+    parser.add_argument("--attention-backend", default="auto", help="auto, gather, reference, compiled, triton")
     parser.add_argument("--compile", action="store_true", help="compile the model: half a minute the first time")
     parser.add_argument("--tensor-parallel-size", type=int, help="ranks (default: torchrun's number of them, or 1)")
     parser.add_argument("--trace", metavar="FILE", type=output_path, help="write all steps as a page for a browser")

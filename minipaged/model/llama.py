@@ -66,7 +66,7 @@ class LlamaAttention(nn.Module):
         key = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
         value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
         # Written before anything is read: a chunk's tokens see each other, and one row may read what another writes.
-        kv.write(rotate(key, cos, sin), value, slots)
+        self.backend.write(kv, rotate(key, cos, sin), value, slots)
         attended = self.backend.forward(rotate(query, cos, sin), kv, metadata)  # [T, H, D]
         return self.o_proj(attended.flatten(1))  # [T, E]
 
@@ -143,7 +143,7 @@ class Llama(nn.Module):
 
     Args:
         config: the model's shape.
-        backend: how attention reads the paged KV (`make_backend`).
+        backend: how attention writes and reads the paged KV (`make_backend`).
         dtype: float16, bfloat16, float32 or float64.
         device: where the weights are, and the batches and KV layers must be.
         ranks: over whom the weights are split (parallel.py); without it, nothing is.

@@ -52,6 +52,7 @@ class Worker:
         self.dtype = resolve_dtype(args.dtype, self.config)
         self.max_model_len = self._max_model_len()
         self.backend = make_backend(args.attention_backend, compiled_model=not args.enforce_eager)
+        self.backend.check_can_run(self.config, args.block_size, self.dtype, self.device)
 
     @torch.inference_mode()
     def load(self, max_num_batched_tokens: int) -> None:

@@ -80,6 +80,22 @@ def test_a_file_imports_only_where_an_arrow_leads(file):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
 
 
+def test_triton_is_needed_by_its_kernels_alone_and_they_by_their_backend():
+    """It is an optional dependency: what every user imports does without. The backend imports it when it is built."""
+    attention = PACKAGE / "model" / "attention"
+    backend = attention / "triton_backend.py"
+    kernels = set(attention.glob("triton_*.py")) - {backend}
+    names = {"triton", *(f"minipaged.model.attention.{file.stem}" for file in kernels)}
+    users = {file for file in FILES if names & imported_modules(file)}
+    assert users == kernels | {backend}
+    code = (
+        "import sys, minipaged.model.attention; "
+        "loaded = [name for name in sys.modules if name.startswith('minipaged.model.attention.triton_')]; "
+        "assert loaded == ['minipaged.model.attention.triton_backend'], loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_a_file_is_short_enough_to_read_in_one_go(file):
     assert len(file.read_text().splitlines()) <= 300

@@ -5,6 +5,7 @@
 | `reference` | the paper's equation, block by block: the explanation and the oracle |
 | `gather` | collects each sequence's blocks, then calls torch's fused attention |
 | `compiled` | reads keys and values where they lie, in loops that `torch.compile` makes |
+| `triton` | reads them where they lie, in kernels of our own for a GPU |
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from minipaged.model.attention.backend import AttentionBackend
 from minipaged.model.attention.compiled import CompiledAttention
 from minipaged.model.attention.gather import GatherAttention
 from minipaged.model.attention.reference import ReferenceAttention
+from minipaged.model.attention.triton_backend import TritonAttention
 
-BACKENDS = {backend.name: backend for backend in (ReferenceAttention, GatherAttention, CompiledAttention)}
+BACKENDS = {
+    backend.name: backend for backend in (ReferenceAttention, GatherAttention, CompiledAttention, TritonAttention)
+}
 __all__ = ["BACKENDS", "AttentionBackend", "make_backend"]
 
 

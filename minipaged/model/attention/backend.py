@@ -1,7 +1,9 @@
-"""What every way of reading paged KV has in common.
+"""What every way of attending over paged KV has in common.
 
-A backend never writes: by the time it runs, the step's keys and values are in the pool, the row's own among them. What
-depends only on the batch (indices, masks) it works out in `prepare`, once a step; `forward` runs once a layer.
+A layer's keys and values pass through the backend twice: `write` puts the step's new ones into their slots, then
+`forward` reads, and finds the row's own among the rest. What depends only on the batch (indices, masks) a backend works
+out in `prepare`, once a step; the other two run once a layer. Where slots are is decided elsewhere, so most backends
+have nothing of their own to say about writing, and inherit it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from minipaged.config import ModelConfig
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.kv_layer import KVLayer
 
@@ -19,8 +22,20 @@ class AttentionBackend(Protocol):
 
     name: str
 
+    def check_can_run(
+        self, config: ModelConfig, block_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        """Raise InvalidParameter, naming the field, where such a model or pool is not for this backend.
+
+        It is asked before any weight is read. Most backends take everything.
+        """
+
     def prepare(self, batch: RaggedBatch) -> Any:
         """Work out once what all layers of this step share. Only the same backend's `forward` reads the result."""
+
+    def write(self, layer: KVLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store the step's new keys and values `[T, K, D]` at `slots` `[T]`. It comes before `forward`."""
+        layer.write(key, value, slots)
 
     def forward(self, query: torch.Tensor, layer: KVLayer, metadata: Any) -> torch.Tensor:
         """Attend: query `[T, H, D]` to output `[T, H, D]`. Each token sees its own sequence up to itself."""

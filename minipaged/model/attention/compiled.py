@@ -33,6 +33,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
 from minipaged.errors import InvalidParameter
+from minipaged.model.attention.backend import AttentionBackend
 from minipaged.model.attention.gather import slots_of
 from minipaged.model.attention.prefill import PrefillRows, attend_prefills
 from minipaged.model.batch import RaggedBatch
@@ -87,7 +88,7 @@ class CompiledMetadata:
     prefills: PrefillRows
 
 
-class CompiledAttention:
+class CompiledAttention(AttentionBackend):
     """Decode rows by tiles, in one fused graph; prefill rows by `attend_prefills`."""
 
     name = "compiled"

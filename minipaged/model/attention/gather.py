@@ -24,6 +24,7 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
+from minipaged.model.attention.backend import AttentionBackend
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.kv_layer import KVLayer
 
@@ -57,7 +58,7 @@ class GatherMetadata:
     prefills: tuple[PrefillRow, ...]
 
 
-class GatherAttention:
+class GatherAttention(AttentionBackend):
     """Gather into reused buffers, then `scaled_dot_product_attention`. The buffers make it one model's own."""
 
     name = "gather"

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import torch
 
+from minipaged.model.attention.backend import AttentionBackend
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.kv_layer import KVLayer
 
 
-class ReferenceAttention:
+class ReferenceAttention(AttentionBackend):
     """One sequence after another, one block after another, in float32 at least."""
 
     name = "reference"

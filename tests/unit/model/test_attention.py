@@ -68,7 +68,7 @@ def test_auto_is_gather_and_says_so():
 
 def test_an_unknown_backend_is_refused_with_the_names_that_exist():
     with pytest.raises(
-        InvalidParameter, match="attention_backend = 'flash': choose one of auto, reference, gather, compiled"
+        InvalidParameter, match="attention_backend = 'flash': choose one of auto, reference, gather, compiled, triton"
     ):
         make_backend("flash")
 

@@ -1,7 +1,8 @@
 """Measurements that anybody can repeat: `python -m minipaged.bench NAME`.
 
-throughput   tokens per second over a batch of requests, eager and compiled, beside a peer (--peer hf)
-single       one request alone: time to the first token, tokens per second
+throughput   tokens per second over a batch of requests, eager and compiled, beside peers (--peer)
+single       one request alone: time to the first token, tokens per second, beside peers
+compare      both of these in float32 and bfloat16, and one table of the ratios
 attention    one layer's decode attention, by backend
 memory       KV memory allocated, filled and wasted: paged against reserved in one piece
 sharing      what parallel samples and common prefixes save
@@ -15,7 +16,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from minipaged.bench import attention, control_plane, memory, preemption, ranks, sharing, single, throughput
+from minipaged.bench import attention, compare, control_plane, memory, preemption, ranks, sharing, single, throughput
+from minipaged.bench.contestants import MODES
 from minipaged.bench.report import write_json
 from minipaged.errors import MinipagedError
 from minipaged.show import Trace, output_path
@@ -23,6 +25,7 @@ from minipaged.show import Trace, output_path
 MEASUREMENTS = {
     "throughput": throughput.measure,
     "single": single.measure,
+    "compare": compare.measure,
     "attention": attention.measure,
     "memory": memory.measure,
     "sharing": sharing.measure,
@@ -61,18 +64,25 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("measurement", choices=MEASUREMENTS)
     parser.add_argument("--model", help="directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="auto", help="(compare takes both float32 and bfloat16)")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--requests", type=int, default=64, help="throughput, memory, ranks: how many")
-    parser.add_argument("--repeats", type=int, default=3, help="throughput, single, attention: how often")
-    parser.add_argument("--workload", help="throughput, memory: a JSON file of requests instead of random ones")
+    parser.add_argument("--repeats", type=int, default=3, help="throughput, single, compare, attention: how often")
     parser.add_argument(
-        "--modes", nargs="+", choices=["eager", "compiled"], default=["eager", "compiled"], help="throughput: which"
+        "--workload", help="throughput, single, compare, memory: a JSON file of requests instead of random ones"
     )
-    parser.add_argument("--peer", choices=["hf"], help="throughput: measure transformers in turn with ours")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="throughput, single, compare: which")
+    parser.add_argument(
+        "--peer",
+        nargs="+",
+        default=[],
+        metavar="hf|PYTHON",
+        help="throughput, single, compare: measure by turns with ours transformers (hf), "
+        "or vLLM, under the Python of an environment that has it",
+    )
     parser.add_argument("--swap-space", type=float, default=1.0, help="preemption: GiB of host memory")
     parser.add_argument(
-        "--tensor-parallel-size", type=int, help="throughput, sharing, ranks: how many ranks (default: 1; ranks: 3)"
+        "--tensor-parallel-size", type=int, help="throughput, sharing, ranks, …: how many ranks (default: 1; ranks: 3)"
     )
     parser.add_argument(
         "--json", metavar="FILE", type=output_path, help="also write the numbers, with machine and versions"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from minipaged.bench.idle_worker import IdleWorker
 from minipaged.bench.report import Report
-from minipaged.bench.throughput import Workload, load_workload
+from minipaged.bench.workload import Workload, load_workload
 from minipaged.config import ModelConfig
 from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs

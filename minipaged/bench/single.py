@@ -1,4 +1,4 @@
-"""One request alone: the time to its first token, and then the tokens per second, each against the machine's roof.
+"""One request alone: the time to its first token, and tokens per second, each against the machine's roof.
 
 A prefill is arithmetic: its roof is a large matrix product. A decode alone reads every weight for one token: its roof
 is the speed of memory.
@@ -6,62 +6,51 @@ is the speed of memory.
 
 from __future__ import annotations
 
-import random
 import statistics
-import time
 
+from minipaged.bench.contestants import Contestants, contestants, median_speed
 from minipaged.bench.report import Report
 from minipaged.bench.roofs import gbytes_per_second, gflops, weights_read
-from minipaged.engine.llm import LLM
-from minipaged.sampling_params import SamplingParams
+from minipaged.bench.workload import load_workload, random_request
+from minipaged.errors import InvalidParameter
 
-NUM_PROMPT, NUM_OUTPUT = 512, 64
+NUM_PROMPT, NUM_OUTPUT = 512, 128
 
 
 def measure(args) -> list[Report]:
-    """Eager and compiled in turn."""
-    modes = {
-        name: LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len, enforce_eager=name == "eager")
-        for name in ("eager", "compiled")
-    }
-    worker = modes["eager"].llm_engine.worker
-    config = worker.config
-    prompt = random.Random(0).choices(range(1000, config.vocab_size), k=NUM_PROMPT)
-    timed: dict[str, list[tuple[float, float]]] = {name: [] for name in modes}
-    for repeat in range(args.repeats + 1):
-        for name, llm in modes.items():
-            times = _run(llm, prompt)
-            if repeat > 0:  # the first is a warm-up
-                timed[name].append(times)
+    """Each of ours and the peers, `--repeats` times."""
+    with contestants(args, args.dtype) as found:
+        request = load_workload(args, found.worker.config.vocab_size)[0] if args.workload else None
+        return [serve_alone(found, request, args.repeats)]
 
+
+def serve_alone(found: Contestants, request: dict | None, repeats: int) -> Report:
+    """Prefill a long prompt; then stream an answer to `request` (without one: to the same prompt)."""
+    worker, config = found.worker, found.worker.config
+    room = worker.max_model_len - NUM_OUTPUT
+    long = random_request(min(NUM_PROMPT, max(room, 0)), 1, config.vocab_size)
+    stream = {**(request or long), "max_tokens": NUM_OUTPUT}
+    if room < max(1, len(stream["prompt_token_ids"])):
+        raise InvalidParameter("max_model_len", worker.max_model_len, f"holds no prompt and {NUM_OUTPUT} tokens more")
+    scenes = [[long], [{**stream, "max_tokens": 1}], [stream]]
     compute, memory = gflops(worker.dtype), gbytes_per_second()
-    flops = 2 * (weights_read(config) - config.vocab_size * config.hidden_size) * NUM_PROMPT / 1e9
+    num_prompt, num_before = len(long["prompt_token_ids"]), len(stream["prompt_token_ids"])
+    flops = 2 * (weights_read(config) - config.vocab_size * config.hidden_size) * num_prompt / 1e9
     gbytes = weights_read(config) * worker.dtype.itemsize / 1e9
-    report = Report(f"{modes['compiled'].describe()}: one request, {NUM_PROMPT} tokens in, {NUM_OUTPUT} out")
-    for name, times in timed.items():
-        first, rest = (statistics.median(column) for column in zip(*times, strict=True))
-        speed = (NUM_OUTPUT - 1) / rest
+    report = Report(
+        f"one request alone: {num_prompt} tokens in; then {num_before} in, {NUM_OUTPUT} out; {found.describe()}"
+    )
+    for name, measured in found.by_turns(scenes, repeats).items():
+        first, begin, whole = map(statistics.median, measured)
+        decoded = (NUM_OUTPUT - 1) / (whole - begin)  # tokens per second
         report.add(
-            mode=name,
+            who=name,
             first_token_s=first,
             prefill_GFLOPs=flops / first,
             of_the_roof=f"{flops / first / compute:.0%}",
-            tokens_per_s=speed,
-            weights_GB_per_s=gbytes * speed,
-            of_that_roof=f"{gbytes * speed / memory:.0%}",
+            tokens_per_s=median_speed([stream], measured[2]),
+            weights_GB_per_s=gbytes * decoded,
+            of_that_roof=f"{gbytes * decoded / memory:.0%}",
         )
     report.notes.append(f"roofs: {compute:,.0f} GFLOP/s in a product of two 2048 × 2048, {memory:.1f} GB/s read")
-    return [report]
-
-
-def _run(llm: LLM, prompt: list[int]) -> tuple[float, float]:
-    """Seconds to the first token, and from there to the last."""
-    engine = llm.llm_engine
-    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True)
-    begin = time.perf_counter()
-    engine.add_request("single", {"prompt_token_ids": prompt}, params)
-    engine.step()
-    first = time.perf_counter()
-    while engine.has_unfinished_requests():
-        engine.step()
-    return first - begin, time.perf_counter() - first
+    return report

@@ -1,0 +1,126 @@
+"""Who is measured: ours and its peers, each no more than a function from a workload to the seconds that it takes.
+
+    eager, compiled    an `LLM` in this process
+    hf                 transformers in this process: continuous batching, or `generate` for a request alone
+    /path/to/python    vLLM in an environment of its own, a process for each of eager and compiled (vllm_process.py)
+
+All are loaded before the first is measured, and then run by turns: machines are noisy, and what travels is the ratio.
+Everybody decodes greedily, and each request ends at exactly its `max_tokens`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from minipaged.bench.vllm_peer import vllm_peer
+from minipaged.bench.workload import Workload, num_tokens_out
+from minipaged.engine.llm import LLM
+from minipaged.loading.progress import progress_line
+from minipaged.sampling_params import SamplingParams
+from minipaged.snapshot import OnStep
+from minipaged.worker.worker import Worker
+
+Run = Callable[[Workload], float]  # seconds
+MODES = ("eager", "compiled")
+
+
+class Contestants:
+    """Our engines, and all that run by their names, ours first."""
+
+    def __init__(self, llms: dict[str, LLM], runs: dict[str, Run]) -> None:
+        self.llms = llms
+        self.runs = runs
+
+    @property
+    def worker(self) -> Worker:
+        return next(iter(self.llms.values())).llm_engine.worker
+
+    def describe(self) -> str:
+        return next(iter(self.llms.values())).describe()
+
+    def by_turns(self, scenes: Sequence[Workload], repeats: int) -> dict[str, list[list[float]]]:
+        """Seconds `[scene][repeat]` of each contestant, after a short warm-up."""
+        seconds = {name: [[] for _ in scenes] for name in self.runs}
+        for run in self.runs.values():
+            run([{**request, "max_tokens": 2} for request in scenes[0][:4]])
+        for repeat in range(repeats):
+            for name, run in self.runs.items():
+                with progress_line(f"{name}: run {repeat + 1} of {repeats}"):
+                    for scene, times in zip(scenes, seconds[name], strict=True):
+                        times.append(run(scene))
+        return seconds
+
+
+@contextmanager
+def contestants(args, dtype: str, on_step: OnStep | None = None) -> Iterator[Contestants]:
+    """Load whom the user asks for: `--modes` of ours, and the peers, each in the modes that it has."""
+    with ExitStack() as stack:
+        llms = {
+            mode: LLM(
+                args.model,
+                dtype=dtype,
+                max_model_len=args.max_model_len,
+                enforce_eager=mode == "eager",
+                tensor_parallel_size=args.tensor_parallel_size,
+                on_step=on_step,
+            )
+            for mode in args.modes
+        }
+        for llm in llms.values():
+            stack.callback(llm.close)
+        found = Contestants(llms, {f"minipaged, {mode}": partial(run_ours, llm) for mode, llm in llms.items()})
+        for peer in args.peer:
+            found.runs.update(_load_peer(peer, found.worker, args, stack))
+        yield found
+
+
+def _load_peer(peer: str, worker: Worker, args, stack: ExitStack) -> dict[str, Run]:
+    if peer == "hf":
+        return {"transformers": TransformersPeer(worker).run}
+    runs = {}
+    for mode in args.modes:
+        with progress_line(f"{peer}: vLLM, {mode}, is being loaded (minutes the first time)"):
+            vllm = stack.enter_context(vllm_peer(peer, worker.path, worker.dtype, mode, args.max_model_len))
+        runs[f"vLLM {vllm.version}, {mode}"] = vllm.run
+    return runs
+
+
+def run_ours(llm: LLM, workload: Workload) -> float:
+    prompts = [{"prompt_token_ids": request["prompt_token_ids"]} for request in workload]
+    params = [SamplingParams(temperature=0, max_tokens=r["max_tokens"], ignore_eos=True) for r in workload]
+    begin = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - begin
+
+
+class TransformersPeer:
+    """Its continuous batching takes one length for all requests, so each gets the mean: as many tokens together."""
+
+    def __init__(self, worker: Worker) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(worker.path, dtype=worker.dtype, attn_implementation="sdpa")
+        self.model = model.eval()
+
+    def run(self, workload: Workload) -> float:
+        import torch
+        from transformers import GenerationConfig
+
+        mean = round(num_tokens_out(workload) / len(workload))
+        config = GenerationConfig(max_new_tokens=mean, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        prompts = [request["prompt_token_ids"] for request in workload]
+        begin = time.perf_counter()
+        if len(prompts) == 1:
+            self.model.generate(torch.tensor(prompts), generation_config=config)
+        else:
+            self.model.generate_batch(inputs=prompts, generation_config=config)
+        return time.perf_counter() - begin
+
+
+def median_speed(workload: Workload, seconds: list[float]) -> float:
+    """Tokens out per second, the median of some runs."""
+    return num_tokens_out(workload) / statistics.median(seconds)

@@ -1,0 +1,104 @@
+"""vLLM as a peer: a process under another environment's Python, asked over its stdin to serve a workload.
+
+Our environment and vLLM's need not agree on anything, not even on torch. While one side is measured the other waits on
+a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from minipaged.bench.workload import Workload, num_tokens_out
+from minipaged.errors import InvalidParameter
+
+SCRIPT = Path(__file__).with_name("vllm_process.py")
+LAST_WORDS = 1500  # characters of its stderr that an error quotes
+PATIENCE = 30  # seconds to end by itself
+
+
+@contextmanager
+def vllm_peer(python: str, model: str | Path, dtype: torch.dtype, mode: str, max_model_len: int) -> Iterator[VLLMPeer]:
+    """Load vLLM in a process that lasts as long as the `with` block; mode is "eager" or "compiled".
+
+    Raises:
+        InvalidParameter: there is no such Python, or vLLM does not come up in it; its last words are in the message.
+    """
+    options = {
+        "model": str(model),
+        "dtype": str(dtype).removeprefix("torch."),
+        "enforce_eager": mode == "eager",
+        "max_model_len": max_model_len,
+    }
+    with tempfile.TemporaryFile("w+", errors="replace") as stderr, _start(python, options, stderr) as process:
+        try:
+            yield VLLMPeer(python, process, stderr)
+        finally:
+            process.stdin.close()  # the end of its stdin is the end of its work
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class VLLMPeer:
+    """The other end of vllm_process.py. Made when it has loaded its model."""
+
+    def __init__(self, python: str, process: subprocess.Popen, stderr: TextIO) -> None:
+        self.python = python
+        self._process = process
+        self._stderr = stderr
+        self.version = self._answer()["version"]
+
+    def run(self, workload: Workload) -> float:
+        """Seconds, as vLLM's own process measures them."""
+        self._process.stdin.write(json.dumps(workload) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        if answer["tokens"] != num_tokens_out(workload):
+            raise RuntimeError(f"{self.python} generated {answer['tokens']} tokens, not {num_tokens_out(workload)}")
+        return answer["seconds"]
+
+    def _answer(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._stderr.seek(0)
+            last_words = self._stderr.read()[-LAST_WORDS:]
+            raise InvalidParameter("peer", self.python, f"vLLM ended there:\n{last_words}")
+        return json.loads(line)
+
+
+def _start(python: str, options: dict, stderr: TextIO) -> subprocess.Popen:
+    try:
+        return subprocess.Popen(
+            [python, str(SCRIPT), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**_settings(), **os.environ},
+        )
+    except OSError as error:
+        allowed = f"hf, or the path of a Python that has vLLM ({error.strerror})"
+        raise InvalidParameter("peer", python, allowed) from error
+
+
+def _settings() -> dict[str, str]:
+    """For vLLM's CPU build: every core of ours computes, none is kept back. The user's own environment goes first."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }

@@ -1,0 +1,55 @@
+"""The requests that are served: prompts of token ids, and how many tokens each is to generate."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+Workload = list[dict]  # each with "prompt_token_ids" and "max_tokens"
+
+
+def load_workload(args, vocab_size: int) -> Workload:
+    """The file that the user names, or random requests; the first `--requests` of them."""
+    workload = read_workload(args.workload) if args.workload else make_workload(args.requests, vocab_size)
+    return workload[: args.requests]
+
+
+def read_workload(path: str) -> Workload:
+    """A JSON file: {"requests": [{"prompt_token_ids": [...], "max_tokens": n}, ...]}."""
+    return json.loads(Path(path).read_text())["requests"]
+
+
+def make_workload(count: int, vocab_size: int) -> Workload:
+    """Random tokens; lengths log-normal, as those of real requests are: a mean of about 120 in and 100 out."""
+    rng = random.Random(0)
+
+    def length(mean: float, longest: int) -> int:
+        return min(longest, max(4, round(rng.lognormvariate(mean, 0.7))))
+
+    return [
+        {
+            "prompt_token_ids": rng.choices(plain_tokens(vocab_size), k=length(4.5, 700)),
+            "max_tokens": length(4.4, 300),
+        }
+        for _ in range(count)
+    ]
+
+
+def random_request(num_prompt: int, max_tokens: int, vocab_size: int) -> dict:
+    """One request of random tokens, the same in every call."""
+    tokens = random.Random(0).choices(plain_tokens(vocab_size), k=num_prompt)
+    return {"prompt_token_ids": tokens, "max_tokens": max_tokens}
+
+
+def plain_tokens(vocab_size: int) -> range:
+    """Special tokens, where a vocabulary begins with them, are left out."""
+    return range(vocab_size // 8, vocab_size)
+
+
+def num_tokens_out(workload: Workload) -> int:
+    return sum(request["max_tokens"] for request in workload)
+
+
+def num_tokens_in(workload: Workload) -> int:
+    return sum(len(request["prompt_token_ids"]) for request in workload)

@@ -1,0 +1,126 @@
+"""Peers are measured by turns with ours: who is loaded, who is held against whom, and what a broken one says."""
+
+import json
+import sys
+
+import pytest
+
+from minipaged.bench import __main__ as bench
+from minipaged.bench.compare import pairs, summary
+from tests.tiny_engine import tiny_tokenizer
+from tests.tiny_llama import random_prompt, tiny_llama
+
+EAGER = ["--modes", "eager", "--dtype", "float32"]
+
+# Stands in for vLLM in the other environment. It talks on stdout, as the real one may.
+FAKE_VLLM = """
+from types import SimpleNamespace as Some
+__version__ = "9.9"
+class SamplingParams:
+    def __init__(self, temperature, max_tokens, ignore_eos):
+        assert temperature == 0 and ignore_eos
+        self.max_tokens = max_tokens
+class LLM:
+    def __init__(self, model, dtype, enforce_eager, max_model_len, **options):
+        print("loading", model)
+        assert dtype in ("float32", "bfloat16") and max_model_len == 192
+    def generate(self, prompts, params, use_tqdm):
+        print("generating")
+        assert all(prompt["prompt_token_ids"] for prompt in prompts)
+        return [Some(outputs=[Some(token_ids=[0] * (p.max_tokens - TOO_FEW))]) for p in params]
+"""
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("peers")
+    requests = [{"prompt_token_ids": list(random_prompt(4 + i, i)), "max_tokens": 3 + i} for i in range(3)]
+    workload = directory / "workload.json"
+    workload.write_text(json.dumps({"requests": requests}))
+    model = tiny_llama("gqa").save(directory / "model")
+    tiny_tokenizer()._backend.save(str(model / "tokenizer.json"))
+    return ["--model", str(model), "--workload", str(workload), "--max-model-len", "192", "--repeats", "1", *EAGER]
+
+
+@pytest.fixture
+def python_with_vllm(tmp_path, monkeypatch):
+    def make(too_few_tokens: int = 0) -> str:
+        (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("TOO_FEW", str(too_few_tokens)))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return sys.executable
+
+    return make
+
+
+def found(tmp_path, *arguments) -> list[dict]:
+    assert bench.main([*arguments, "--json", str(tmp_path / "found.json")]) == 0
+    return json.loads((tmp_path / "found.json").read_text())["reports"]
+
+
+def test_peers_serve_the_same_requests_beside_ours(options, python_with_vllm, tmp_path):
+    peers = ["--peer", "hf", python_with_vllm()]
+    (report,) = found(tmp_path, "throughput", *options, *peers)
+    assert [row["who"] for row in report["rows"]] == ["minipaged, eager", "transformers", "vLLM 9.9, eager"]
+    assert all(row["tokens_per_s"] > 0 for row in report["rows"])
+
+
+def test_one_request_alone_is_measured_for_everybody(options, python_with_vllm, tmp_path):
+    peers = ["--peer", "hf", python_with_vllm()]
+    (report,) = found(tmp_path, "single", *options, *peers)
+    assert [row["who"] for row in report["rows"]] == ["minipaged, eager", "transformers", "vLLM 9.9, eager"]
+
+
+def test_a_model_too_short_to_answer_is_refused(options, capsys):
+    assert bench.main(["single", *options, "--max-model-len", "100"]) == 2
+    assert "max_model_len = 100" in capsys.readouterr().err
+
+
+def test_the_comparison_holds_both_dtypes_against_the_peer(options, python_with_vllm, tmp_path):
+    *details, table = found(tmp_path, "compare", *options, "--peer", python_with_vllm())
+    assert len(details) == 4
+    assert "throughput: minipaged, eager / vLLM 9.9, eager" in [row["figure"] for row in table["rows"]]
+    assert all(row[dtype] for row in table["rows"] for dtype in ("float32", "bfloat16"))
+
+
+def test_a_peer_with_modes_is_held_against_the_same_mode_and_another_against_both():
+    names = ["minipaged, eager", "minipaged, compiled", "transformers", "vLLM 1, eager", "vLLM 1, compiled"]
+    assert pairs(names) == [
+        ("minipaged, eager", "transformers"),
+        ("minipaged, compiled", "transformers"),
+        ("minipaged, eager", "vLLM 1, eager"),
+        ("minipaged, compiled", "vLLM 1, compiled"),
+    ]
+
+
+def test_the_table_divides_our_speed_by_the_peers():
+    def rows(ours, peer):
+        shares = {"of_the_roof": "60%", "of_that_roof": "50%"}
+        return {
+            "minipaged, eager": {"tokens_per_s": ours, **shares},
+            "transformers": {"tokens_per_s": peer, **shares},
+        }
+
+    assert summary(rows(30, 10), rows(5, 20)) == {
+        "throughput: minipaged, eager / transformers": "3.00×",
+        "single stream: minipaged, eager / transformers": "0.25×",
+        "minipaged, eager: prefill, of the arithmetic roof": "60%",
+        "minipaged, eager: single-stream decode, of the memory roof": "50%",
+    }
+
+
+@pytest.mark.parametrize("peer", ["/no/such/python", "fh"])
+def test_a_peer_that_is_not_there_is_named_with_what_is_allowed(options, peer, capsys):
+    assert bench.main(["throughput", *options, "--peer", peer]) == 2
+    message = capsys.readouterr().err
+    assert f"peer = '{peer}'" in message
+    assert "hf, or the path of a Python that has vLLM" in message
+
+
+def test_a_python_without_vllm_is_quoted(options, capsys):
+    assert bench.main(["throughput", *options, "--peer", sys.executable]) == 2
+    assert "No module named 'vllm'" in capsys.readouterr().err
+
+
+def test_a_peer_that_does_less_work_is_no_measurement(options, python_with_vllm):
+    with pytest.raises(RuntimeError, match="generated .* tokens, not"):
+        bench.main(["throughput", *options, "--peer", python_with_vllm(too_few_tokens=1)])

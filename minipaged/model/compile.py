@@ -8,9 +8,7 @@ write into the pool, attention, SwiGLU, residuals.
 The number of tokens and rows are unbacked lengths, about which the compiler may assume nothing. So every step, from
 one decode to a full prefill, runs the same graph, and no request waits for a compilation later on.
 
-Eager and compiled by turns, 64 requests of the default model in float32 on two cores with AVX-512: 133 and 160 tokens
-per second. Sixteen requests on one core take, in seconds of the processor, 39.8 → 36.5 in float32 and 24.2 → 22.0 in
-bfloat16. On CUDA this is untested.
+What it gains over eager: `python -m minipaged.bench throughput` and `single`. On CUDA this is untested.
 
 Embedding, last norm and logits stay as they are: there is nothing to fuse in them.
 """
@@ -26,6 +24,15 @@ from minipaged.model.attention.compiled import COMPILE_OPTIONS
 from minipaged.model.kv_layer import KVLayer
 from minipaged.model.llama import Llama, LlamaDecoderLayer
 
+# Before each run of a graph torch would look whether it is still the right one: some hundred facts about the layer
+# (guards), then sizes and strides of what passes between its kernels. But whatever differs between layers and steps is
+# an input of unbacked length; the rest is the model, and does not change. One token alone takes 12 % less time without.
+LAYER_OPTIONS = {
+    **COMPILE_OPTIONS,
+    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+    "size_asserts": False,
+}
+
 
 def compile_layers(model: Llama) -> None:
     """From now on the model's layers run compiled. Its first step compiles, for some seconds or minutes."""
@@ -37,7 +44,10 @@ class CompiledLayer:
 
     def __init__(self) -> None:
         # fullgraph: a break in the graph would be an error and not, in silence, a slower model.
-        self._run = torch.compile(LlamaDecoderLayer.forward, dynamic=False, fullgraph=True, options=COMPILE_OPTIONS)
+        # isolate_recompiles: the graph is this model's own, so that without guards no other model can be given it.
+        self._run = torch.compile(
+            LlamaDecoderLayer.forward, dynamic=False, fullgraph=True, isolate_recompiles=True, options=LAYER_OPTIONS
+        )
 
     def __call__(
         self,
@@ -50,6 +60,6 @@ class CompiledLayer:
         metadata: Any,
     ) -> torch.Tensor:
         """The arguments of `LlamaDecoderLayer.forward`."""
-        for tensor in (hidden, cos, sin, slots):  # [T, …]
+        for tensor in (hidden, cos, sin, slots, *kv):  # [T, …], and the pools, [num_blocks, …]
             mark_unbacked(tensor, 0)
         return self._run(layer, hidden, cos, sin, kv, slots, metadata)

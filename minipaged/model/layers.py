@@ -42,7 +42,7 @@ class Linear(nn.Module):
 
     def pack(self) -> None:
         """Keep the weight in the CPU library's own layout alone, where there is one. `weight` is None from then on."""
-        if can_pack(self.weight):
+        if self.weight is not None and can_pack(self.weight):
             self.packed = pack(self.weight)
             self.weight = None
 
@@ -50,6 +50,36 @@ class Linear(nn.Module):
         if self.packed is not None:
             return packed_linear(x, self.packed, self.bias)
         return F.linear(x, self.weight, self.bias)
+
+
+class MergedLinear(nn.Module):
+    """Linear layers that read the same input: once packed, one product does the work of all.
+
+    The layers stay where they are, under the names of their checkpoint; this one only knows them.
+    """
+
+    def __init__(self, *layers: Linear) -> None:
+        super().__init__()
+        self.layers = layers  # a tuple, whose members are not registered a second time
+        self.widths = [layer.weight.shape[0] for layer in layers]
+        self.packed: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+
+    def pack(self) -> None:
+        """As `Linear.pack`, for all the layers together."""
+        if not can_pack(self.layers[0].weight):
+            return
+        self.packed = pack(torch.cat([layer.weight for layer in self.layers]))
+        if self.layers[0].bias is not None:
+            self.bias = torch.cat([layer.bias for layer in self.layers])
+        for layer in self.layers:
+            layer.weight = layer.bias = None
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """x [T, in_features] -> each layer's [T, out_features]."""
+        if self.packed is None:
+            return [layer(x) for layer in self.layers]
+        return list(packed_linear(x, self.packed, self.bias).split(self.widths, dim=-1))
 
 
 class RMSNorm(nn.Module):

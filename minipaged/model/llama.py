@@ -6,8 +6,7 @@
                     hidden + mlp(norm(hidden))              then let each token read its own sequence's
 
 Modules and parameters carry the checkpoint's names (`model.layers.0.self_attn.q_proj.weight`), so that loading is a
-lookup. The query, key and value projections stay three matrices, and gate and up two: fused, they gained nothing on a
-CPU, and the MLP even lost, since each half of a fused result is a strided view.
+lookup. Query, key and value projections are three layers, gate and up two; each group is one product (`MergedLinear`).
 
 Read it with one rank in mind. Over several, the layers carry the split (parallel.py): each rank has some of the heads.
 
@@ -27,7 +26,7 @@ from minipaged.config import ModelConfig
 from minipaged.model.attention import AttentionBackend
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.kv_layer import KVLayer
-from minipaged.model.layers import RMSNorm
+from minipaged.model.layers import MergedLinear, RMSNorm
 from minipaged.model.parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, VocabParallelHead
 from minipaged.model.ranks import ALONE, Ranks, split, split_heads
 from minipaged.model.rope import compute_cos_sin, compute_inv_freq, rotate
@@ -50,6 +49,7 @@ class LlamaAttention(nn.Module):
         self.q_proj = ColumnParallelLinear(config.hidden_size, query_rows, **common)
         self.k_proj = ColumnParallelLinear(config.hidden_size, kv_rows, **common)
         self.v_proj = ColumnParallelLinear(config.hidden_size, kv_rows, **common)
+        self.qkv_proj = MergedLinear(self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = RowParallelLinear(query_rows, config.hidden_size, **common, ranks=ranks)
 
     def forward(
@@ -62,9 +62,8 @@ class LlamaAttention(nn.Module):
         metadata: Any,
     ) -> torch.Tensor:
         """hidden [T, E], cos and sin [T, 1, D/2], slots [T] -> [T, E]. `metadata` is what the backend prepared."""
-        query = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, H, D]
-        key = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
-        value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
+        projected = self.qkv_proj(hidden)
+        query, key, value = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)  # [T, H, D], two of [T, K, D]
         # Written before anything is read: a chunk's tokens see each other, and one row may read what another writes.
         self.backend.write(kv, rotate(key, cos, sin), value, slots)
         attended = self.backend.forward(rotate(query, cos, sin), kv, metadata)  # [T, H, D]
@@ -80,10 +79,12 @@ class LlamaMLP(nn.Module):
         common = {"bias": config.mlp_bias, "dtype": dtype, "device": device}
         self.gate_proj = ColumnParallelLinear(config.hidden_size, columns, **common)
         self.up_proj = ColumnParallelLinear(config.hidden_size, columns, **common)
+        self.gate_up_proj = MergedLinear(self.gate_proj, self.up_proj)
         self.down_proj = RowParallelLinear(columns, config.hidden_size, **common, ranks=ranks)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # [T, E]
+        gate, up = self.gate_up_proj(hidden)
+        return self.down_proj(F.silu(gate) * up)  # [T, E]
 
 
 class LlamaDecoderLayer(nn.Module):

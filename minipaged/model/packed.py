@@ -10,6 +10,9 @@ step of the default model, one core with AVX-512, as they lie → packed, in ms:
 
 (Alone in float32 one row loses, which a second copy of the weights could mend: not worth twice the memory.)
 
+Layers that read the same input are packed into one weight (`MergedLinear`), for each product costs something by itself.
+On two cores, seven products a layer → four, in ms: float32 one row 31 → 28, 64 rows 93 → 90; bfloat16 18 → 14, 24 → 20.
+
 To a compiler the packed product is one operation: its own code for these layouts wants weights that are constants,
 and so another graph for each layer.
 """

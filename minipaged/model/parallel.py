@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minipaged.model.layers import Embedding, Linear
+from minipaged.model.layers import Embedding, Linear, MergedLinear
 from minipaged.model.ranks import Ranks, Share, split
 
 
@@ -107,5 +107,6 @@ class VocabParallelHead(ColumnParallelLinear):
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights that this rank holds, packed ones included; tied ones count once."""
-    packed = (layer.packed for layer in model.modules() if isinstance(layer, Linear) and layer.packed is not None)
+    layers = (module for module in model.modules() if isinstance(module, (Linear, MergedLinear)))
+    packed = (layer.packed for layer in layers if layer.packed is not None)
     return sum(weight.numel() * weight.element_size() for weight in (*model.parameters(), *packed))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from minipaged.errors import BrokenCheckpoint
-from minipaged.model.layers import Linear
+from minipaged.model.layers import Linear, MergedLinear
 from minipaged.model.llama import Llama
 from minipaged.model.parallel import Part
 
@@ -47,9 +47,10 @@ def load_weights(model: Llama, weights: Iterable[tuple[str, torch.Tensor]]) -> N
 
 def pack_weights(model: Llama) -> None:
     """The weights are complete: rearrange those of the linear layers for the CPU (packed.py), one at a time."""
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.pack()
+    for kind in (MergedLinear, Linear):  # what is merged has nothing left to pack alone
+        for module in model.modules():
+            if isinstance(module, kind):
+                module.pack()
 
 
 def _part_of(parameter: torch.nn.Parameter) -> Part:

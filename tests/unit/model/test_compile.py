@@ -38,3 +38,16 @@ def test_one_graph_runs_all_layers_in_all_steps_and_gives_the_logits_of_transfor
     for seq_id, token_ids in fed.items():
         assert (torch.cat(logits[seq_id]) - tiny.logits(token_ids)).abs().max() < 1e-9
     assert counters["stats"]["unique_graphs"] == graphs_before + 1
+
+
+def test_two_models_of_the_same_shape_keep_their_own_graphs_and_any_pool_will_do():
+    """A compiled layer looks at nothing that its graph takes for granted: other numbers must be another graph's."""
+    graphs_before = counters["stats"]["unique_graphs"]
+    for eps, num_blocks in ((1e-5, 8), (0.5, 31), (1e-5, 16)):
+        tiny = tiny_llama("gqa", num_hidden_layers=2, rms_norm_eps=eps)
+        model = tiny.model("compiled")
+        compile_layers(model)
+        for pool in (PagedPool(model, block_size=4), PagedPool(model, block_size=4, num_blocks=num_blocks)):
+            logits = pool.feed({0: [3, 1, 4, 1, 5]})[0]
+            assert (logits - tiny.logits([3, 1, 4, 1, 5])).abs().max() < 1e-9
+    assert counters["stats"]["unique_graphs"] == graphs_before + 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from minipaged.model.layers import Linear, RMSNorm
+from minipaged.model.layers import Linear, MergedLinear, RMSNorm
 from tests.tiny_llama import PagedPool, tiny_llama
 
 
@@ -65,3 +65,23 @@ def test_weights_in_float64_are_left_as_they_are():
     linear = Linear(8, 8, False, torch.float64, "cpu")
     linear.pack()
     assert linear.packed is None and linear.weight is not None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_merged_layers_compute_what_each_of_them_does_packed_or_not(dtype, bias):
+    torch.manual_seed(0)
+    layers = [Linear(64, width, bias, dtype, "cpu") for width in (48, 16, 24)]
+    for parameter in (parameter for layer in layers for parameter in layer.parameters()):
+        parameter.copy_(torch.randn(parameter.shape))
+    exact = [(layer.weight.double(), layer.bias.double() if bias else 0) for layer in layers]
+    merged = MergedLinear(*layers)
+    assert not list(merged.parameters())  # they are the layers' own
+    x = torch.randn(5, 64).to(dtype)
+    for step in (lambda: None, merged.pack):
+        step()
+        for found, (weight, added) in zip(merged(x), exact, strict=True):
+            product = x.double() @ weight.T + added
+            assert found.dtype == dtype
+            assert (found - product).abs().max() <= 8 * torch.finfo(dtype).eps * product.abs().max()
+    assert (merged.packed is None) == (dtype == torch.float64)

@@ -98,8 +98,9 @@ with patch.object(ThreadRanks, "all_reduce", lambda self, x: x):
 whole = alone.model.model.layers[0].mlp(x)
 
 for rank, (mlp, part) in enumerate(zip(mlps, parts, strict=True)):
+    gate, up = mlp.gate_up_proj(x)
     print(
-        f"rank {rank}: in the middle {tuple(mlp.gate_proj(x).shape)},"
+        f"rank {rank}: in the middle {tuple(gate.shape)},"
         f" at the end {tuple(part.shape)},"
         f" off by {(part - whole).abs().max():.1f}"
     )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidParameter
@@ -72,7 +73,7 @@ class Worker:
         self.host_cache = self._make_cache(host_blocks, torch.device("cpu"))
         if self.backend.name == CompiledAttention.name:
             with progress_line("compiling (half a minute the first time, some seconds when that is cached)"):
-                self._run([SequenceWork(0, (0,), 0, (0,), 0)], self.cache)
+                self._compile()
 
     @property
     def num_blocks(self) -> int:
@@ -122,6 +123,14 @@ class Worker:
         except (RuntimeError, OverflowError, TypeError) as error:  # torch's words for too much, and for far too much
             what = f"number of KV blocks on {device}"
             raise InvalidParameter(what, num_blocks, f"do not fit into memory ({error})") from error
+
+    def _compile(self) -> None:
+        """The first step compiles: also when the machine's compiler cannot, it says so now and not in a request."""
+        try:
+            self._run([SequenceWork(0, (0,), 0, (0,), 0)], self.cache)
+        except BackendCompilerFailed as error:
+            allowed = f"needs a C++ compiler that works, and this one failed: {error}"
+            raise InvalidParameter("attention_backend", self.backend.name, allowed) from error
 
     def _run_largest(self, num_tokens: int) -> None:
         """The step that needs the most memory: every token of the budget in one prompt, on a pool just for it."""

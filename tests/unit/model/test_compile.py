@@ -1,10 +1,14 @@
-"""The compiled model: transformers' logits, from one graph for all layers and all steps."""
+"""The compiled model: transformers' logits, from one graph for all layers and all steps; and a compiler that fails."""
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
+from minipaged.engine_args import EngineArgs
+from minipaged.errors import InvalidParameter
 from minipaged.model.compile import compile_layers
+from minipaged.worker.worker import Worker
 from tests.tiny_llama import PagedPool, tiny_llama
 
 
@@ -51,3 +55,16 @@ def test_two_models_of_the_same_shape_keep_their_own_graphs_and_any_pool_will_do
             logits = pool.feed({0: [3, 1, 4, 1, 5]})[0]
             assert (logits - tiny.logits([3, 1, 4, 1, 5])).abs().max() < 1e-9
     assert counters["stats"]["unique_graphs"] == graphs_before + 3
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False])
+def test_a_compiler_that_fails_is_named_before_any_request_comes(tmp_path, enforce_eager):
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\ncase "$1" in --version) echo g++ 12; exit 0;; esac\necho no Python.h >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    model = tiny_llama().save(tmp_path / "model")
+    args = EngineArgs(model, enforce_eager=enforce_eager, attention_backend="compiled", skip_tokenizer_init=True)
+    with torch._inductor.config.patch("cpp.cxx", (str(compiler),)), fresh_cache(dir=str(tmp_path)):
+        torch._inductor.cpp_builder.cpp_compiler_search.cache_clear()
+        with pytest.raises(InvalidParameter, match="(?s)attention_backend = 'compiled': needs a C.*no Python.h"):
+            Worker(args).load(max_num_batched_tokens=16)

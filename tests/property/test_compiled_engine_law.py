@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.preempt_at_random import PreemptAtRandom
-from tests.property.test_engine_law import assert_same, requests, run, solo_engine
+from tests.property.test_engine_law import TOKENIZER, assert_same, requests, run, solo_engine
 from tests.tiny_engine import make_engine
 from tests.tiny_llama import tiny_llama
 
@@ -42,6 +42,7 @@ def test_a_request_gets_from_a_compiled_model_what_it_gets_alone_in_eager_mode(
         NUM_BLOCKS,
         PreemptAtRandom(seed, preempt),
         random.Random(seed).sample(range(NUM_BLOCKS), NUM_BLOCKS),
+        tokenizer=TOKENIZER,
         block_size=4,
         max_num_seqs=5,
         max_num_batched_tokens=budget,

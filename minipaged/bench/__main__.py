@@ -19,6 +19,7 @@ import sys
 from minipaged.bench import attention, compare, control_plane, memory, preemption, ranks, sharing, single, throughput
 from minipaged.bench.contestants import MODES
 from minipaged.bench.report import write_json
+from minipaged.bench.workload import read_workload
 from minipaged.errors import MinipagedError
 from minipaged.show import Trace, output_path
 
@@ -44,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--trace is for {' and '.join(TRACED)}: the others do not serve requests over one engine")
     trace = Trace(f"bench {args.measurement}") if args.trace else None
     try:
+        if args.workload:
+            read_workload(args.workload)  # refused before anything is loaded
         reports = MEASUREMENTS[args.measurement](args) if trace is None else TRACED[args.measurement](args, trace)
     except MinipagedError as error:
         print(error, file=sys.stderr)
@@ -57,6 +60,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The options of all measurements; each says which of them it is for."""
     parser = argparse.ArgumentParser(
@@ -66,8 +76,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="auto", help="(compare takes both float32 and bfloat16)")
     parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--requests", type=int, default=64, help="throughput, memory, ranks: how many")
-    parser.add_argument("--repeats", type=int, default=3, help="throughput, single, compare, attention: how often")
+    parser.add_argument("--requests", type=positive, default=64, help="throughput, memory, ranks: how many")
+    parser.add_argument("--repeats", type=positive, default=3, help="throughput, single, compare, attention: how often")
     parser.add_argument(
         "--workload", help="throughput, single, compare, memory: a JSON file of requests instead of random ones"
     )

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from minipaged.bench.vllm_peer import vllm_peer
-from minipaged.bench.workload import Workload, num_tokens_out
+from minipaged.bench.workload import Workload, check_work, num_tokens_out
 from minipaged.engine.llm import LLM
 from minipaged.loading.progress import progress_line
 from minipaged.sampling_params import SamplingParams
@@ -74,7 +74,7 @@ def contestants(args, dtype: str, on_step: OnStep | None = None) -> Iterator[Con
         for llm in llms.values():
             stack.callback(llm.close)
         found = Contestants(llms, {f"minipaged, {mode}": partial(run_ours, llm) for mode, llm in llms.items()})
-        for peer in args.peer:
+        for peer in dict.fromkeys(args.peer):
             found.runs.update(_load_peer(peer, found.worker, args, stack))
         yield found
 
@@ -94,15 +94,17 @@ def run_ours(llm: LLM, workload: Workload) -> float:
     prompts = [{"prompt_token_ids": request["prompt_token_ids"]} for request in workload]
     params = [SamplingParams(temperature=0, max_tokens=r["max_tokens"], ignore_eos=True) for r in workload]
     begin = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
-    return time.perf_counter() - begin
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    check_work("minipaged", sum(len(output.outputs[0].token_ids) for output in outputs), num_tokens_out(workload))
+    return seconds
 
 
 class TransformersPeer:
     """Its continuous batching takes one length for all requests, so each gets the mean: as many tokens together.
 
     Its cache gets room for all of them at once, and its steps as many tokens as ours: left to itself it would take most
-    of the machine's memory.
+    of the machine's memory. Making that cache is a part of every call, and so of its time (some seconds).
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -128,7 +130,9 @@ class TransformersPeer:
             batching = ContinuousBatchingConfig(
                 page_size=PAGE_SIZE, num_blocks=pages, max_batch_tokens=self.max_batch_tokens
             )
-            self.model.generate_batch(prompts, config, batching)
+            outputs = self.model.generate_batch(prompts, config, batching).values()
+            num_tokens = sum(len(output.generated_tokens) for output in outputs)
+            check_work("transformers", num_tokens, mean * len(workload))
         return time.perf_counter() - begin
 
 

@@ -19,7 +19,9 @@ def serve(found: Contestants, workload: Workload, repeats: int) -> Report:
     """One row for each contestant; `tokens_per_s` is the median."""
     worker, num_out = found.worker, num_tokens_out(workload)
     measured = {name: seconds for name, (seconds,) in found.by_turns([workload], repeats).items()}
-    flops = 2 * weights_read(worker.config) * (num_out + num_tokens_in(workload)) / 1e9
+    head = worker.config.vocab_size * worker.config.hidden_size  # scores no token of a prompt but the last
+    layers = weights_read(worker.config) - head
+    flops = 2 * (layers * (num_out + num_tokens_in(workload)) + head * num_out) / 1e9
     compute = gflops(worker.dtype)
     speeds = {name: median_speed(workload, seconds) for name, seconds in measured.items()}
     report = Report(f"{len(workload)} requests, {num_out:,} tokens out; {found.describe()}")

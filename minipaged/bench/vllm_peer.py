@@ -11,13 +11,13 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 import torch
 
-from minipaged.bench.workload import Workload, num_tokens_out
+from minipaged.bench.workload import Workload, check_work, num_tokens_out
 from minipaged.errors import InvalidParameter
 
 SCRIPT = Path(__file__).with_name("vllm_process.py")
@@ -42,7 +42,8 @@ def vllm_peer(python: str, model: str | Path, dtype: torch.dtype, mode: str, max
         try:
             yield VLLMPeer(python, process, stderr)
         finally:
-            process.stdin.close()  # the end of its stdin is the end of its work
+            with suppress(OSError):  # it may be gone already
+                process.stdin.close()  # the end of its stdin is the end of its work
             try:
                 process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
@@ -60,11 +61,11 @@ class VLLMPeer:
 
     def run(self, workload: Workload) -> float:
         """Seconds, as vLLM's own process measures them."""
-        self._process.stdin.write(json.dumps(workload) + "\n")
-        self._process.stdin.flush()
+        with suppress(OSError):  # if it is gone, there is no answer either, and that is the better error
+            self._process.stdin.write(json.dumps(workload) + "\n")
+            self._process.stdin.flush()
         answer = self._answer()
-        if answer["tokens"] != num_tokens_out(workload):
-            raise RuntimeError(f"{self.python} generated {answer['tokens']} tokens, not {num_tokens_out(workload)}")
+        check_work(f"vLLM {self.version}", answer["tokens"], num_tokens_out(workload))
         return answer["seconds"]
 
     def _answer(self) -> dict:

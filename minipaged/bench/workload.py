@@ -6,7 +6,10 @@ import json
 import random
 from pathlib import Path
 
+from minipaged.errors import InvalidParameter
+
 Workload = list[dict]  # each with "prompt_token_ids" and "max_tokens"
+SHAPE = 'a JSON file, {"requests": [{"prompt_token_ids": [1, 2], "max_tokens": 3}, …]}'
 
 
 def load_workload(args, vocab_size: int) -> Workload:
@@ -16,8 +19,19 @@ def load_workload(args, vocab_size: int) -> Workload:
 
 
 def read_workload(path: str) -> Workload:
-    """A JSON file: {"requests": [{"prompt_token_ids": [...], "max_tokens": n}, ...]}."""
-    return json.loads(Path(path).read_text())["requests"]
+    """A JSON file: {"requests": [{"prompt_token_ids": [...], "max_tokens": n}, ...]}.
+
+    Raises:
+        InvalidParameter: it is not such a file, or holds no request.
+    """
+    try:
+        requests = json.loads(Path(path).read_text())["requests"]
+        found = [{key: request[key] for key in ("prompt_token_ids", "max_tokens")} for request in requests]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InvalidParameter("workload", path, f"{SHAPE} ({type(error).__name__}: {error})") from error
+    if not found:
+        raise InvalidParameter("workload", path, f"{SHAPE}, at least one")
+    return found
 
 
 def make_workload(count: int, vocab_size: int) -> Workload:
@@ -53,3 +67,10 @@ def num_tokens_out(workload: Workload) -> int:
 
 def num_tokens_in(workload: Workload) -> int:
     return sum(len(request["prompt_token_ids"]) for request in workload)
+
+
+def check_work(who: str, num_tokens: int, num_wanted: int) -> None:
+    """Nobody is faster by doing less: a request that was cut short, or that failed, is no measurement."""
+    if num_tokens != num_wanted:
+        allowed = f"{who} generated {num_tokens:,} tokens of {num_wanted:,}: is max_model_len too short for a request?"
+        raise InvalidParameter("workload", f"{num_wanted:,} tokens", allowed)

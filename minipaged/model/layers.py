@@ -67,7 +67,7 @@ class MergedLinear(nn.Module):
 
     def pack(self) -> None:
         """As `Linear.pack`, for all the layers together."""
-        if not can_pack(self.layers[0].weight):
+        if self.packed is not None or not can_pack(self.layers[0].weight):
             return
         self.packed = pack(torch.cat([layer.weight for layer in self.layers]))
         if self.layers[0].bias is not None:

@@ -107,6 +107,7 @@ class VocabParallelHead(ColumnParallelLinear):
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights that this rank holds, packed ones included; tied ones count once."""
-    layers = (module for module in model.modules() if isinstance(module, (Linear, MergedLinear)))
-    packed = (layer.packed for layer in layers if layer.packed is not None)
-    return sum(weight.numel() * weight.element_size() for weight in (*model.parameters(), *packed))
+    layers = [module for module in model.modules() if isinstance(module, (Linear, MergedLinear))]
+    packed = [layer.packed for layer in layers] + [layer.bias for layer in layers if isinstance(layer, MergedLinear)]
+    tensors = (*model.parameters(), *(tensor for tensor in packed if tensor is not None))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""The engine law with a compiled model, in one shape: a pool of another size would be another graph."""
+"""The engine law with a compiled model, in one shape: what varies is all that one graph must serve."""
 
 from __future__ import annotations
 

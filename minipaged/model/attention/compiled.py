@@ -96,7 +96,7 @@ class CompiledAttention(AttentionBackend):
     def __init__(self) -> None:
         try:
             get_cpp_compiler()
-        except InvalidCxxCompiler as error:
+        except (InvalidCxxCompiler, OSError) as error:  # the latter: CXX names no program
             raise InvalidParameter("attention_backend", self.name, "needs a C++ compiler, such as g++") from error
         self._attend = torch.compile(attend, dynamic=False, fullgraph=True, options=COMPILE_OPTIONS)
 

@@ -14,6 +14,7 @@ EAGER = ["--modes", "eager", "--dtype", "float32"]
 
 # Stands in for vLLM in the other environment. It talks on stdout, as the real one may.
 FAKE_VLLM = """
+import os, sys
 from types import SimpleNamespace as Some
 __version__ = "9.9"
 class SamplingParams:
@@ -23,9 +24,13 @@ class SamplingParams:
 class LLM:
     def __init__(self, model, dtype, enforce_eager, max_model_len, **options):
         print("loading", model)
+        self.runs = 0
         assert dtype in ("float32", "bfloat16") and max_model_len == 192
     def generate(self, prompts, params, use_tqdm):
         print("generating")
+        self.runs += 1
+        if self.runs > int(os.environ.get("DIE_AFTER", 99)):
+            sys.exit("out of luck")
         assert all(prompt["prompt_token_ids"] for prompt in prompts)
         return [Some(outputs=[Some(token_ids=[0] * (p.max_tokens - TOO_FEW))]) for p in params]
 """
@@ -121,6 +126,33 @@ def test_a_python_without_vllm_is_quoted(options, capsys):
     assert "No module named 'vllm'" in capsys.readouterr().err
 
 
-def test_a_peer_that_does_less_work_is_no_measurement(options, python_with_vllm):
-    with pytest.raises(RuntimeError, match="generated .* tokens, not"):
-        bench.main(["throughput", *options, "--peer", python_with_vllm(too_few_tokens=1)])
+def test_a_peer_that_does_less_work_is_no_measurement(options, python_with_vllm, capsys):
+    assert bench.main(["throughput", *options, "--peer", python_with_vllm(too_few_tokens=1)]) == 2
+    assert "vLLM 9.9 generated" in capsys.readouterr().err
+
+
+def test_nor_is_ours_if_a_request_does_not_fit(options, tmp_path, capsys):
+    requests = [{"prompt_token_ids": list(random_prompt(180, 1)), "max_tokens": 50}]
+    (tmp_path / "long.json").write_text(json.dumps({"requests": requests}))
+    assert bench.main(["throughput", *options, "--workload", str(tmp_path / "long.json")]) == 2
+    assert "minipaged generated 12 tokens of 50: is max_model_len too short" in capsys.readouterr().err
+
+
+def test_a_peer_that_dies_between_two_runs_leaves_its_last_words(options, python_with_vllm, monkeypatch, capsys):
+    monkeypatch.setenv("DIE_AFTER", "2")
+    assert bench.main(["throughput", *options, "--repeats", "3", "--peer", python_with_vllm()]) == 2
+    assert "out of luck" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"requests": [{"prompt_token_ids": [1]}]}', '{"requests": []}'])
+def test_a_workload_that_is_none_is_refused_before_anything_is_loaded(tmp_path, text, capsys):
+    (tmp_path / "workload.json").write_text(text)
+    assert bench.main(["throughput", "--model", "/no/such", "--workload", str(tmp_path / "workload.json")]) == 2
+    assert "workload = " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--repeats", "--requests"])
+def test_counts_are_at_least_one(option, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["throughput", option, "0"])
+    assert "0 is not at least 1" in capsys.readouterr().err

@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.trace and args.measurement not in TRACED:
         parser.error(f"--trace is for {' and '.join(TRACED)}: the others do not serve requests over one engine")
     trace = Trace(f"bench {args.measurement}") if args.trace else None
+    args.modes = list(dict.fromkeys(args.modes))
     try:
         if args.workload:
             read_workload(args.workload)  # refused before anything is loaded

@@ -41,7 +41,8 @@ class Contestants:
         return next(iter(self.llms.values())).llm_engine.worker
 
     def describe(self) -> str:
-        return next(iter(self.llms.values())).describe()
+        """What all of them have in common; their attention is not."""
+        return f"{self.worker.path.name} on {self.worker.device}, {self.worker.dtype}"
 
     def by_turns(self, scenes: Sequence[Workload], repeats: int) -> dict[str, list[list[float]]]:
         """Seconds `[scene][repeat]` of each contestant, after a short warm-up."""
@@ -91,6 +92,7 @@ def _load_peer(peer: str, worker: Worker, args, stack: ExitStack) -> dict[str, R
 
 
 def run_ours(llm: LLM, workload: Workload) -> float:
+    """Seconds of `LLM.generate`."""
     prompts = [{"prompt_token_ids": request["prompt_token_ids"]} for request in workload]
     params = [SamplingParams(temperature=0, max_tokens=r["max_tokens"], ignore_eos=True) for r in workload]
     begin = time.perf_counter()
@@ -115,6 +117,7 @@ class TransformersPeer:
         self.max_batch_tokens = worker.args.scheduler_config(worker.max_model_len).max_num_batched_tokens
 
     def run(self, workload: Workload) -> float:
+        """Seconds. One request alone goes to `generate`, which is its quicker way for that."""
         import torch
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig

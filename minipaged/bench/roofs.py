@@ -26,10 +26,21 @@ def gbytes_per_second() -> float:
 
 
 def weights_read(config: ModelConfig) -> int:
-    """How many weights one token is multiplied with: all linear layers and the head. Each costs two operations."""
+    """How many weights a token that is sampled from is multiplied with: all layers, and the head."""
+    return layer_weights(config) + config.vocab_size * config.hidden_size
+
+
+def gflop(config: ModelConfig, num_tokens: int, num_sampled: int) -> float:
+    """10⁹ operations: every token goes through the layers, few of them need the head. Each weight costs two."""
+    head = config.vocab_size * config.hidden_size
+    return 2 * (layer_weights(config) * num_tokens + head * num_sampled) / 1e9
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """The weights of all linear layers."""
     attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
-    return config.num_layers * (attention + mlp) + config.vocab_size * config.hidden_size
+    return config.num_layers * (attention + mlp)
 
 
 def _best(run: Callable[[], object]) -> float:

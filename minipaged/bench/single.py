@@ -10,7 +10,7 @@ import statistics
 
 from minipaged.bench.contestants import Contestants, contestants, median_speed
 from minipaged.bench.report import Report
-from minipaged.bench.roofs import gbytes_per_second, gflops, weights_read
+from minipaged.bench.roofs import gbytes_per_second, gflop, gflops, weights_read
 from minipaged.bench.workload import load_workload, random_request
 from minipaged.errors import InvalidParameter
 
@@ -35,7 +35,7 @@ def serve_alone(found: Contestants, request: dict | None, repeats: int) -> Repor
     scenes = [[long], [{**stream, "max_tokens": 1}], [stream]]
     compute, memory = gflops(worker.dtype), gbytes_per_second()
     num_prompt, num_before = len(long["prompt_token_ids"]), len(stream["prompt_token_ids"])
-    flops = 2 * (weights_read(config) - config.vocab_size * config.hidden_size) * num_prompt / 1e9
+    flops = gflop(config, num_prompt, num_sampled=1)
     gbytes = weights_read(config) * worker.dtype.itemsize / 1e9
     report = Report(
         f"one request alone: {num_prompt} tokens in; then {num_before} in, {NUM_OUTPUT} out; {found.describe()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minipaged.bench.contestants import Contestants, contestants, median_speed
 from minipaged.bench.report import Report
-from minipaged.bench.roofs import gflops, weights_read
+from minipaged.bench.roofs import gflop, gflops
 from minipaged.bench.workload import Workload, load_workload, num_tokens_in, num_tokens_out
 from minipaged.snapshot import OnStep
 
@@ -19,9 +19,7 @@ def serve(found: Contestants, workload: Workload, repeats: int) -> Report:
     """One row for each contestant; `tokens_per_s` is the median."""
     worker, num_out = found.worker, num_tokens_out(workload)
     measured = {name: seconds for name, (seconds,) in found.by_turns([workload], repeats).items()}
-    head = worker.config.vocab_size * worker.config.hidden_size  # scores no token of a prompt but the last
-    layers = weights_read(worker.config) - head
-    flops = 2 * (layers * (num_out + num_tokens_in(workload)) + head * num_out) / 1e9
+    flops = gflop(worker.config, num_tokens_in(workload) + num_out, num_sampled=num_out)
     compute = gflops(worker.dtype)
     speeds = {name: median_speed(workload, seconds) for name, seconds in measured.items()}
     report = Report(f"{len(workload)} requests, {num_out:,} tokens out; {found.describe()}")

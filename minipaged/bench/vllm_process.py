@@ -13,6 +13,7 @@ import time
 
 
 def main() -> None:
+    """Load, say the version, then serve a workload a line until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever vLLM prints goes to stderr
 

@@ -41,6 +41,7 @@ class PrefillSpans:
 
     @classmethod
     def of(cls, batch: RaggedBatch) -> PrefillSpans:
+        """Once a step, for all layers; laid out on the CPU, where the lengths are known."""
         width = batch.block_tables.shape[1]
         spans = [
             (first_token, row * width, query_len, context_len)

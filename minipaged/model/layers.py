@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minipaged.model.packed import can_pack, pack, packed_linear
+from minipaged.model.packed import PackedWeight, can_pack, pack
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
@@ -38,17 +38,17 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = empty_parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
-        self.packed: torch.Tensor | None = None
+        self.packed: PackedWeight | None = None
 
-    def pack(self) -> None:
-        """Keep the weight in the CPU library's own layout alone, where there is one. `weight` is None from then on."""
+    def pack(self, keep_plain: bool = False) -> None:
+        """Keep the weight in the CPU library's own layout, where there is one. `weight` is None from then on."""
         if self.weight is not None and can_pack(self.weight):
-            self.packed = pack(self.weight)
+            self.packed = pack(self.weight, keep_plain)
             self.weight = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is not None:
-            return packed_linear(x, self.packed, self.bias)
+            return self.packed.multiply(x, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -62,14 +62,14 @@ class MergedLinear(nn.Module):
         super().__init__()
         self.layers = layers  # a tuple, whose members are not registered a second time
         self.widths = [layer.weight.shape[0] for layer in layers]
-        self.packed: torch.Tensor | None = None
+        self.packed: PackedWeight | None = None
         self.bias: torch.Tensor | None = None
 
-    def pack(self) -> None:
+    def pack(self, keep_plain: bool = False) -> None:
         """As `Linear.pack`, for all the layers together."""
         if self.packed is not None or not can_pack(self.layers[0].weight):
             return
-        self.packed = pack(torch.cat([layer.weight for layer in self.layers]))
+        self.packed = pack(torch.cat([layer.weight for layer in self.layers]), keep_plain)
         if self.layers[0].bias is not None:
             self.bias = torch.cat([layer.bias for layer in self.layers])
         for layer in self.layers:
@@ -79,7 +79,7 @@ class MergedLinear(nn.Module):
         """x [T, in_features] -> each layer's [T, out_features]."""
         if self.packed is None:
             return [layer(x) for layer in self.layers]
-        return list(packed_linear(x, self.packed, self.bias).split(self.widths, dim=-1))
+        return list(self.packed.multiply(x, self.bias).split(self.widths, dim=-1))
 
 
 class RMSNorm(nn.Module):

@@ -8,7 +8,8 @@ step of the default model, one core with AVX-512, as they lie → packed, in ms:
     float32     43 →  53  114 →  78  250 → 250  728 → 704  3432 → 3042
     bfloat16    47 →  30   53 →  43   95 →  60  225 → 184   848 →  804
 
-(Alone in float32 one row loses, which a second copy of the weights could mend: not worth twice the memory.)
+Alone in float32 one row loses. So there the weights are also kept as they lie, while memory is no question
+(`pack_weights`), for batches of one: on two cores a token takes 43 ms and not 54. In bfloat16 that gains nothing.
 
 Layers that read the same input are packed into one weight (`MergedLinear`), for each product costs something by itself.
 On two cores, seven products a layer → four, in ms: float32 one row 31 → 28, 64 rows 93 → 90; bfloat16 18 → 14, 24 → 20.
@@ -19,12 +20,32 @@ and so another graph for each layer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 
 EXPECTED_ROWS = 32  # what oneDNN chooses its layout for; 1 and 256 gave the same speed
 
 _library = torch.library.Library("minipaged", "FRAGMENT")
-_library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library.define("packed_linear(Tensor x, Tensor packed, Tensor? plain, Tensor? bias) -> Tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight `[out, in]` in the library's layout, opaque."""
+
+    packed: torch.Tensor
+    plain: torch.Tensor | None  # the same as it was, for one row alone, where that is faster
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What it holds in memory."""
+        return [self.packed] if self.plain is None else [self.packed, self.plain]
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`F.linear` with this weight: x [T, in] -> [T, out]."""
+        return torch.ops.minipaged.packed_linear(x, self.packed, self.plain, bias)
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -36,18 +57,23 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """weight [out, in] -> the same, opaque, for `packed_linear` alone."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)
+def gains_from_plain(dtype: torch.dtype) -> bool:
+    """Whether one row is faster with the weight as it was."""
+    return dtype == torch.float32
 
 
-def packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`F.linear` with a packed weight: x [T, in] -> [T, out]."""
-    return torch.ops.minipaged.packed_linear(x, weight, bias)
+def pack(weight: torch.Tensor, keep_plain: bool) -> PackedWeight:
+    """weight [out, in]; `keep_plain`: if there is something to gain from it, at twice the memory."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)
+    return PackedWeight(packed, weight if keep_plain and gains_from_plain(weight.dtype) else None)
 
 
-def _compute(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def _compute(
+    x: torch.Tensor, packed: torch.Tensor, plain: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    if plain is not None and x.shape[0] == 1:
+        return F.linear(x, plain, bias)
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 for _key in ("CPU", "MkldnnCPU"):  # the first is x's, the second the packed weight's
@@ -55,5 +81,7 @@ for _key in ("CPU", "MkldnnCPU"):  # the first is x's, the second the packed wei
 
 
 @torch.library.register_fake("minipaged::packed_linear", lib=_library)
-def _shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
+def _shape(
+    x: torch.Tensor, packed: torch.Tensor, plain: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], packed.shape[0])

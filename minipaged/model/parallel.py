@@ -108,6 +108,8 @@ class VocabParallelHead(ColumnParallelLinear):
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights that this rank holds, packed ones included; tied ones count once."""
     layers = [module for module in model.modules() if isinstance(module, (Linear, MergedLinear))]
-    packed = [layer.packed for layer in layers] + [layer.bias for layer in layers if isinstance(layer, MergedLinear)]
-    tensors = (*model.parameters(), *(tensor for tensor in packed if tensor is not None))
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    tensors = [*model.parameters(), *(layer.bias for layer in layers if isinstance(layer, MergedLinear))]
+    for layer in layers:
+        tensors += layer.packed.tensors if layer.packed is not None else []
+    different = {id(tensor): tensor for tensor in tensors if tensor is not None}
+    return sum(tensor.numel() * tensor.element_size() for tensor in different.values())

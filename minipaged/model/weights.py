@@ -45,12 +45,17 @@ def load_weights(model: Llama, weights: Iterable[tuple[str, torch.Tensor]]) -> N
         raise BrokenCheckpoint("missing tensors", list(missing), "the config asks for them, the weights lack them")
 
 
-def pack_weights(model: Llama) -> None:
-    """The weights are complete: rearrange those of the linear layers for the CPU (packed.py), one at a time."""
+def pack_weights(model: Llama, spare_bytes: float = 0) -> None:
+    """The weights are complete: rearrange those of the linear layers for the CPU (packed.py), one at a time.
+
+    Where it makes one row faster they are also kept as they were, if all that takes no more than `spare_bytes`.
+    """
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    keep_plain = sum(linear.weight.nbytes for linear in linears) <= spare_bytes
     for kind in (MergedLinear, Linear):  # what is merged has nothing left to pack alone
         for module in model.modules():
             if isinstance(module, kind):
-                module.pack()
+                module.pack(keep_plain)
 
 
 def _part_of(parameter: torch.nn.Parameter) -> Part:

@@ -39,13 +39,13 @@ def num_host_blocks(args: EngineArgs, block_bytes: int) -> int:
     """
     if args.preemption_mode == "recompute":
         return 0
-    asked, memory = args.swap_space * 2**30, _host_memory()
+    asked, memory = args.swap_space * 2**30, host_memory()
     if asked > memory:
         raise InvalidParameter("swap_space", args.swap_space, f"this machine has {memory / 2**30:.1f} GiB of memory")
     return int(asked) // block_bytes
 
 
-def _host_memory() -> float:
+def host_memory() -> float:
     """Bytes of ordinary memory, used or not."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

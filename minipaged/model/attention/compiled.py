@@ -104,9 +104,17 @@ class CompiledAttention(AttentionBackend):
         """Cut the contexts into tiles."""
         metadata = CompiledMetadata(Tiles.of(batch), PrefillRows.of(batch))
         tiles, prefills = metadata.tiles, metadata.prefills
-        for tensor in (tiles.tokens, tiles.row, tiles.slots, tiles.filled, prefills.spans, prefills.slots):
-            mark_unbacked(tensor, 0)
-        mark_unbacked(tiles.of_row, (0, 1))
+        for tensor, *lengths in (
+            (tiles.tokens, "N"),
+            (tiles.row, "P"),
+            (tiles.slots, "P"),
+            (tiles.filled, "P"),
+            (tiles.of_row, "W", "N"),
+            (prefills.spans, "R"),
+            (prefills.slots, "sum of L"),
+        ):
+            for dim, length in enumerate(lengths):
+                mark_unbacked(tensor, dim, shape_id=length)
         return metadata
 
     def forward(self, query: torch.Tensor, layer: KVLayer, metadata: CompiledMetadata) -> torch.Tensor:

@@ -5,6 +5,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from minipaged.model.layers import Linear, MergedLinear, RMSNorm
+from minipaged.model.parallel import weight_bytes
+from minipaged.model.weights import pack_weights
 from tests.tiny_llama import PagedPool, tiny_llama
 
 
@@ -45,20 +47,35 @@ def test_logits_are_float32_at_least_and_float64_stays(dtype, logits_dtype):
     assert pool.feed({0: [1, 2, 3]})[0].dtype == logits_dtype
 
 
+@pytest.mark.parametrize("keep_plain", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_packed_linear_layer_computes_the_same_for_any_number_of_rows(dtype, bias):
+def test_a_packed_linear_layer_computes_the_same_for_any_number_of_rows(dtype, bias, keep_plain):
     torch.manual_seed(0)
     linear = Linear(64, 48, bias, dtype, "cpu")
     for parameter in linear.parameters():
         parameter.copy_(torch.randn(parameter.shape))
     exact = linear.weight.double()
-    linear.pack()
+    linear.pack(keep_plain)
     for num_rows in (1, 2, 7, 300):
         x = torch.randn(num_rows, 64).to(dtype)
         product = x.double() @ exact.T + (linear.bias.double() if bias else 0)
         assert linear(x).dtype == dtype
         assert (linear(x) - product).abs().max() < 128 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype, times", [(torch.float32, 2), (torch.bfloat16, 1)])
+def test_weights_are_kept_as_they_were_only_where_that_gains_and_the_memory_is_spare(dtype, times):
+    counted = {}
+    for share in (None, 0.999, 1):
+        model = tiny_llama("gqa").model("gather", dtype=dtype)
+        linears = [module for module in model.modules() if isinstance(module, Linear)]
+        size = sum(linear.weight.nbytes for linear in linears)
+        before = weight_bytes(model)
+        if share is not None:
+            pack_weights(model, spare_bytes=share * size)
+        counted[share] = (weight_bytes(model) - before) / size
+    assert counted == {None: 0, 0.999: 0, 1: times - 1}
 
 
 def test_weights_in_float64_are_left_as_they_are():

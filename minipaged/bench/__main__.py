@@ -23,6 +23,14 @@ from minipaged.bench.workload import read_workload
 from minipaged.errors import MinipagedError
 from minipaged.show import Trace, output_path
 
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 MEASUREMENTS = {
     "throughput": throughput.measure,
     "single": single.measure,
@@ -34,21 +42,59 @@ MEASUREMENTS = {
     "control": control_plane.measure,
     "ranks": ranks.measure,
 }
-TRACED = {"throughput": throughput.measure, "sharing": sharing.measure}
+
+OPTIONS = {
+    "--model": {"help": "directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)"},
+    "--dtype": {"default": "auto", "help": "(default: the checkpoint's own)"},
+    "--max-model-len": {"type": int, "default": 2048, "help": "(default: 2048)"},
+    "--requests": {"type": positive, "default": 64, "help": "how many (default: 64)"},
+    "--repeats": {"type": positive, "default": 3, "help": "how often (default: 3)"},
+    "--workload": {"metavar": "FILE", "help": "requests as JSON, instead of random ones"},
+    "--modes": {
+        "nargs": "+",
+        "choices": MODES,
+        "help": "which of ours, and of vLLM (default: both; over several ranks eager, which is all there is)",
+    },
+    "--peer": {
+        "nargs": "+",
+        "default": [],
+        "metavar": "hf|PYTHON",
+        "help": "measure by turns with ours transformers (hf), or vLLM, under the Python of an environment that has it",
+    },
+    "--swap-space": {"type": float, "default": 1.0, "help": "GiB of host memory (default: 1)"},
+    "--tensor-parallel-size": {"type": int, "help": "how many ranks (default: 1; ranks: 3)"},
+    "--trace": {
+        "metavar": "FILE",
+        "type": output_path,
+        "help": "write all steps as a page for a browser; this takes time that is measured",
+    },
+    "--json": {"metavar": "FILE", "type": output_path, "help": "also write the numbers, with machine and versions"},
+}
+
+ENGINE = "--model --dtype --max-model-len"
+BY_TURNS = "--workload --requests --repeats --modes --peer --tensor-parallel-size"
+READS = {  # what each measurement has use for; --json all of them
+    "throughput": f"{ENGINE} {BY_TURNS} --trace",
+    "single": f"{ENGINE} {BY_TURNS}".replace(" --requests", ""),
+    "compare": f"{ENGINE} {BY_TURNS}".replace(" --dtype", ""),
+    "attention": "--dtype --repeats",
+    "memory": f"{ENGINE} --workload --requests",
+    "sharing": f"{ENGINE} --tensor-parallel-size --trace",
+    "preemption": f"{ENGINE} --swap-space",
+    "control": "",
+    "ranks": f"{ENGINE} --requests --tensor-parallel-size",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one measurement; returns the exit status."""
-    parser = make_parser()
-    args = parser.parse_args(arguments)
-    if args.trace and args.measurement not in TRACED:
-        parser.error(f"--trace is for {' and '.join(TRACED)}: the others do not serve requests over one engine")
-    trace = Trace(f"bench {args.measurement}") if args.trace else None
-    args.modes = list(dict.fromkeys(args.modes))
+    args = make_parser().parse_args(arguments)
+    path = getattr(args, "trace", None)
+    trace = [Trace(f"bench {args.measurement}")] if path else []
     try:
-        if args.workload:
+        if getattr(args, "workload", None):
             read_workload(args.workload)  # refused before anything is loaded
-        reports = MEASUREMENTS[args.measurement](args) if trace is None else TRACED[args.measurement](args, trace)
+        reports = MEASUREMENTS[args.measurement](args, *trace)
     except MinipagedError as error:
         print(error, file=sys.stderr)
         return 2
@@ -56,54 +102,21 @@ def main(arguments: list[str] | None = None) -> int:
         report.print()
     if args.json:
         write_json(reports, args.json)
-    if trace is not None:
-        trace.save(args.trace)
+    if trace:
+        trace[0].save(path)
     return 0
 
 
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
-
-
 def make_parser() -> argparse.ArgumentParser:
-    """The options of all measurements; each says which of them it is for."""
+    """A parser for each measurement, with the options that it reads and no other."""
     parser = argparse.ArgumentParser(
         prog="python -m minipaged.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("measurement", choices=MEASUREMENTS)
-    parser.add_argument("--model", help="directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--dtype", default="auto", help="(compare takes both float32 and bfloat16)")
-    parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--requests", type=positive, default=64, help="throughput, memory, ranks: how many")
-    parser.add_argument("--repeats", type=positive, default=3, help="throughput, single, compare, attention: how often")
-    parser.add_argument(
-        "--workload", help="throughput, single, compare, memory: a JSON file of requests instead of random ones"
-    )
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="throughput, single, compare: which")
-    parser.add_argument(
-        "--peer",
-        nargs="+",
-        default=[],
-        metavar="hf|PYTHON",
-        help="throughput, single, compare: measure by turns with ours transformers (hf), "
-        "or vLLM, under the Python of an environment that has it",
-    )
-    parser.add_argument("--swap-space", type=float, default=1.0, help="preemption: GiB of host memory")
-    parser.add_argument(
-        "--tensor-parallel-size", type=int, help="throughput, sharing, ranks, …: how many ranks (default: 1; ranks: 3)"
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", type=output_path, help="also write the numbers, with machine and versions"
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        type=output_path,
-        help="throughput, sharing: write all steps as a page for a browser; this takes time that is measured",
-    )
+    measurements = parser.add_subparsers(dest="measurement", required=True, metavar="NAME")
+    for name, reads in READS.items():
+        own = measurements.add_parser(name)
+        for option in f"{reads} --json".split():
+            own.add_argument(option, **OPTIONS[option])
     return parser
 
 

@@ -70,25 +70,31 @@ def contestants(args, dtype: str, on_step: OnStep | None = None) -> Iterator[Con
                 tensor_parallel_size=args.tensor_parallel_size,
                 on_step=on_step,
             )
-            for mode in args.modes
+            for mode in modes_of(args)
         }
         for llm in llms.values():
             stack.callback(llm.close)
         found = Contestants(llms, {f"minipaged, {mode}": partial(run_ours, llm) for mode, llm in llms.items()})
         for peer in dict.fromkeys(args.peer):
-            found.runs.update(_load_peer(peer, found.worker, args, stack))
+            for name, run in _load_peer(peer, found.worker, args, stack):
+                found.runs[name if name not in found.runs else f"{peer}: {name}"] = run
         yield found
 
 
-def _load_peer(peer: str, worker: Worker, args, stack: ExitStack) -> dict[str, Run]:
+def modes_of(args) -> list[str]:
+    """What the user asks for, once each; else what there is: over several ranks nothing is compiled."""
+    both = MODES if (args.tensor_parallel_size or 1) == 1 else MODES[:1]
+    return list(dict.fromkeys(args.modes or both))
+
+
+def _load_peer(peer: str, worker: Worker, args, stack: ExitStack) -> Iterator[tuple[str, Run]]:
     if peer == "hf":
-        return {"transformers": TransformersPeer(worker).run}
-    runs = {}
-    for mode in args.modes:
+        yield "transformers", TransformersPeer(worker).run
+        return
+    for mode in modes_of(args):
         with progress_line(f"{peer}: vLLM, {mode}, is being loaded (minutes the first time)"):
             vllm = stack.enter_context(vllm_peer(peer, worker.path, worker.dtype, mode, args.max_model_len))
-        runs[f"vLLM {vllm.version}, {mode}"] = vllm.run
-    return runs
+        yield f"vLLM {vllm.version}, {mode}", vllm.run
 
 
 def run_ours(llm: LLM, workload: Workload) -> float:

@@ -11,7 +11,7 @@ import statistics
 from minipaged.bench.contestants import Contestants, contestants, median_speed
 from minipaged.bench.report import Report
 from minipaged.bench.roofs import gbytes_per_second, gflop, gflops, weights_read
-from minipaged.bench.workload import load_workload, random_request
+from minipaged.bench.workload import random_request, read_workload
 from minipaged.errors import InvalidParameter
 
 NUM_PROMPT, NUM_OUTPUT = 512, 128
@@ -20,7 +20,7 @@ NUM_PROMPT, NUM_OUTPUT = 512, 128
 def measure(args) -> list[Report]:
     """Each of ours and the peers, `--repeats` times."""
     with contestants(args, args.dtype) as found:
-        request = load_workload(args, found.worker.config.vocab_size)[0] if args.workload else None
+        request = read_workload(args.workload)[0] if args.workload else None
         return [serve_alone(found, request, args.repeats)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def vllm_peer(python: str, model: str | Path, dtype: torch.dtype, mode: str, max
             try:
                 process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
 
 
 class VLLMPeer:
@@ -87,6 +88,7 @@ def _start(python: str, options: dict, stderr: TextIO) -> subprocess.Popen:
             stderr=stderr,
             text=True,
             env={**_settings(), **os.environ},
+            start_new_session=True,  # a group of its own, which can be ended as a whole
         )
     except OSError as error:
         allowed = f"hf, or the path of a Python that has vLLM ({error.strerror})"

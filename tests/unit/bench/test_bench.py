@@ -1,10 +1,11 @@
-"""The bench hands `--trace` to whatever measures."""
+"""What the bench's measurements are given: a trace if one is asked for, and no option that they would ignore."""
 
 from __future__ import annotations
 
 import pytest
 
 from minipaged.bench import __main__ as bench
+from minipaged.bench.contestants import modes_of
 from tests.unit.show.pictures import frame_by_hand
 
 
@@ -18,14 +19,29 @@ def test_a_measurement_leaves_a_trace_if_it_is_asked_for_one(tmp_path, monkeypat
         return []
 
     monkeypatch.setitem(bench.MEASUREMENTS, "sharing", measure)
-    monkeypatch.setitem(bench.TRACED, "sharing", measure)
     assert bench.main(["sharing", "--trace", str(tmp_path / "out.html")]) == 0
     assert '"device":[[],[0,0,1],' in (tmp_path / "out.html").read_text()
     assert bench.main(["sharing"]) == 0
     assert given[1] is None
 
 
-def test_a_measurement_that_serves_no_requests_takes_no_trace(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "arguments",
+    ["control --trace out.html", "attention --model x", "compare --dtype float32", "single --requests 3"],
+)
+def test_a_measurement_refuses_the_options_that_it_has_no_use_for(arguments, capsys):
     with pytest.raises(SystemExit):
-        bench.main(["control", "--trace", str(tmp_path / "out.html")])
-    assert "--trace is for throughput and sharing" in capsys.readouterr().err
+        bench.main(arguments.split())
+    assert f"unrecognized arguments: {arguments.split(maxsplit=1)[1]}" in capsys.readouterr().err
+
+
+def test_every_measurement_says_what_it_reads():
+    assert set(bench.READS) == set(bench.MEASUREMENTS)
+
+
+def test_over_several_ranks_nothing_is_compiled_unless_the_user_says_so():
+    parser = bench.make_parser()
+    assert modes_of(parser.parse_args(["throughput"])) == ["eager", "compiled"]
+    assert modes_of(parser.parse_args(["throughput", "--tensor-parallel-size", "2"])) == ["eager"]
+    asked = ["throughput", "--modes", "compiled", "eager", "compiled", "--tensor-parallel-size", "2"]
+    assert modes_of(parser.parse_args(asked)) == ["compiled", "eager"]

@@ -1,11 +1,16 @@
 """Peers are measured by turns with ours: who is loaded, who is held against whom, and what a broken one says."""
 
 import json
+import os
+import select
+import subprocess
 import sys
 
 import pytest
+import torch
 
 from minipaged.bench import __main__ as bench
+from minipaged.bench import vllm_peer
 from minipaged.bench.compare import pairs, summary
 from tests.tiny_engine import tiny_tokenizer
 from tests.tiny_llama import random_prompt, tiny_llama
@@ -81,7 +86,8 @@ def test_a_model_too_short_to_answer_is_refused(options, capsys):
 
 
 def test_the_comparison_holds_both_dtypes_against_the_peer(options, python_with_vllm, tmp_path):
-    *details, table = found(tmp_path, "compare", *options, "--peer", python_with_vllm())
+    both = [option for option in options if option not in ("--dtype", "float32")]
+    *details, table = found(tmp_path, "compare", *both, "--peer", python_with_vllm())
     assert len(details) == 4
     assert "throughput: minipaged, eager / vLLM 9.9, eager" in [row["figure"] for row in table["rows"]]
     assert all(row[dtype] for row in table["rows"] for dtype in ("float32", "bfloat16"))
@@ -119,6 +125,31 @@ def test_a_peer_that_is_not_there_is_named_with_what_is_allowed(options, peer, c
     message = capsys.readouterr().err
     assert f"peer = '{peer}'" in message
     assert "hf, or the path of a Python that has vLLM" in message
+
+
+def test_two_environments_with_the_same_vllm_have_a_row_each(options, python_with_vllm, tmp_path):
+    (tmp_path / "python").symlink_to(python_with_vllm())
+    peers = ["--peer", sys.executable, str(tmp_path / "python")]
+    (report,) = found(tmp_path, "throughput", *options, *peers)
+    name = "vLLM 9.9, eager"
+    assert [row["who"] for row in report["rows"]] == ["minipaged, eager", name, f"{tmp_path / 'python'}: {name}"]
+
+
+def test_a_vllm_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path, python_with_vllm, monkeypatch):
+    """It has a process of its own, as vLLM has, which keeps a pipe open as long as it lives."""
+    python = python_with_vllm()
+    read, write = os.pipe()
+    sleep = f"[sys.executable, '-c', 'import time; time.sleep(60)'], pass_fds=[{write}]"
+    with (tmp_path / "vllm.py").open("a") as fake:
+        fake.write(f"import atexit, subprocess\natexit.register(lambda: subprocess.run({sleep}))\n")
+    monkeypatch.setattr(vllm_peer, "PATIENCE", 1)
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: start(*args, **more, pass_fds=[write]))
+    with vllm_peer.vllm_peer(python, "model", torch.float32, "eager", 192) as vllm:
+        assert vllm.version == "9.9"
+    os.close(write)
+    assert select.select([read], [], [], 10)[0] and os.read(read, 1) == b""  # its last writer is gone
+    os.close(read)
 
 
 def test_a_python_without_vllm_is_quoted(options, capsys):

@@ -28,6 +28,7 @@ import torch
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.decorators import mark_unbacked
 
+from minipaged.errors import InvalidParameter
 from minipaged.model.attention.compiled import COMPILE_OPTIONS
 from minipaged.model.kv_layer import KVLayer
 from minipaged.model.llama import Llama, LlamaDecoderLayer
@@ -77,6 +78,9 @@ def _compile(*arguments: Any) -> Callable[..., torch.Tensor]:
     """Run `LlamaDecoderLayer.forward` under torch.compile, and keep the function that it makes of it.
 
     The run's output is dropped: the keys and values that it writes, the next run writes again.
+
+    Raises:
+        InvalidParameter: torch.compile does not compile here.
     """
     # fullgraph: a break in the graph would be an error and not, in silence, a slower model.
     # isolate_recompiles: the graph is this model's own, so that without guards no other model can be given it.
@@ -93,5 +97,7 @@ def _compile(*arguments: Any) -> Callable[..., torch.Tensor]:
         compiled(*arguments)
     finally:
         hook.remove()
-    (code,) = rewritten
-    return FunctionType(code, source.__globals__)
+    if not rewritten:
+        allowed = "torch.compile is switched off here, by TORCHDYNAMO_DISABLE or by a stance of torch.compiler"
+        raise InvalidParameter("enforce_eager", False, allowed)
+    return FunctionType(rewritten[0], source.__globals__)

@@ -1,5 +1,7 @@
 """The compiled model: transformers' logits, from one graph for all layers and all steps; and a compiler that fails."""
 
+import gc
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -55,6 +57,27 @@ def test_two_models_of_the_same_shape_keep_their_own_graphs_and_any_pool_will_do
             logits = pool.feed({0: [3, 1, 4, 1, 5]})[0]
             assert (logits - tiny.logits([3, 1, 4, 1, 5])).abs().max() < 1e-9
     assert counters["stats"]["unique_graphs"] == graphs_before + 3
+
+
+def test_a_layer_once_compiled_outlives_what_torch_forgets():
+    tiny = tiny_llama("gqa", num_hidden_layers=2)
+    model = tiny.model("compiled")
+    compile_layers(model)
+    pool = PagedPool(model, block_size=4)
+    logits = [pool.feed({0: [3, 1, 4]})[0]]
+    torch._dynamo.reset()
+    gc.collect()
+    logits.append(pool.feed({0: [1, 5]})[0])
+    assert (torch.cat(logits) - tiny.logits([3, 1, 4, 1, 5])).abs().max() < 1e-9
+
+
+def test_a_torch_that_must_not_compile_is_told_from_one_that_has():
+    model = tiny_llama("gqa").model("compiled")
+    compile_layers(model)
+    pool = PagedPool(model, block_size=4)
+    refused = pytest.raises(InvalidParameter, match="enforce_eager = False: torch.compile is switched off here")
+    with torch.compiler.set_stance("force_eager"), refused:
+        pool.feed({0: [3]})
 
 
 @pytest.mark.parametrize("enforce_eager", [True, False])

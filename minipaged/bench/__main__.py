@@ -80,7 +80,7 @@ READS = {  # what each measurement has use for; --json all of them
     "attention": "--dtype --repeats",
     "memory": f"{ENGINE} --workload --requests",
     "sharing": f"{ENGINE} --tensor-parallel-size --trace",
-    "preemption": f"{ENGINE} --swap-space",
+    "preemption": "--model --dtype --swap-space",
     "control": "",
     "ranks": f"{ENGINE} --requests --tensor-parallel-size",
 }
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     path = getattr(args, "trace", None)
     trace = [Trace(f"bench {args.measurement}")] if path else []
     try:
-        if getattr(args, "workload", None):
+        if getattr(args, "workload", None) is not None:
             read_workload(args.workload)  # refused before anything is loaded
         reports = MEASUREMENTS[args.measurement](args, *trace)
     except MinipagedError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from minipaged.bench.idle_worker import IdleWorker
 from minipaged.bench.report import Report
-from minipaged.bench.workload import Workload, load_workload
+from minipaged.bench.workload import Workload, check_work, load_workload, num_tokens_out
 from minipaged.config import ModelConfig
 from minipaged.engine.llm_engine import LLMEngine
 from minipaged.engine_args import EngineArgs
@@ -69,6 +69,8 @@ def _run(workload: Workload, config: ModelConfig, max_model_len: int, block_size
     for i, request in enumerate(workload):
         params = SamplingParams(temperature=0, max_tokens=request["max_tokens"], ignore_eos=True)
         engine.add_request(str(i), {"prompt_token_ids": request["prompt_token_ids"]}, params)
+    num_tokens = 0
     while engine.has_unfinished_requests():
-        engine.step()
+        num_tokens += sum(len(output.outputs[0].token_ids) for output in engine.step() if output.finished)
+    check_work("minipaged", num_tokens, num_tokens_out(workload))
     return watch

@@ -51,7 +51,7 @@ def measure(args: argparse.Namespace) -> list[Report]:
             args.model,
             dtype=args.dtype,
             block_size=block_size,
-            max_model_len=args.max_model_len,
+            max_model_len=NUM_TOKENS,
             num_gpu_blocks_override=4 * count,
             preemption_mode="swap",
             swap_space=args.swap_space,

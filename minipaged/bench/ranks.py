@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from minipaged.bench.report import Report
 from minipaged.engine.llm import LLM
+from minipaged.errors import InvalidParameter
 from minipaged.sampling_params import SamplingParams
 from minipaged.snapshot import Snapshot
 from minipaged.step import StepPlan, StepResult
@@ -45,7 +46,9 @@ class Watch:
 
 def measure(args) -> list[Report]:
     """What a generation over several ranks sends, step by step of each kind; and what each rank holds."""
-    size = args.tensor_parallel_size or NUM_RANKS
+    size = NUM_RANKS if args.tensor_parallel_size is None else args.tensor_parallel_size
+    if size == 1:
+        raise InvalidParameter("tensor_parallel_size", size, "at least 2: one rank alone sends nothing")
     with LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len, tensor_parallel_size=size) as llm:
         worker = llm.llm_engine.worker
         rng = random.Random(0)

@@ -20,7 +20,7 @@ NUM_PROMPT, NUM_OUTPUT = 512, 128
 def measure(args) -> list[Report]:
     """Each of ours and the peers, `--repeats` times."""
     with contestants(args, args.dtype) as found:
-        request = read_workload(args.workload)[0] if args.workload else None
+        request = read_workload(args.workload)[0] if args.workload is not None else None
         return [serve_alone(found, request, args.repeats)]
 
 

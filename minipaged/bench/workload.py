@@ -14,7 +14,7 @@ SHAPE = 'a JSON file, {"requests": [{"prompt_token_ids": [1, 2], "max_tokens": 3
 
 def load_workload(args, vocab_size: int) -> Workload:
     """The file that the user names, or random requests; the first `--requests` of them."""
-    workload = read_workload(args.workload) if args.workload else make_workload(args.requests, vocab_size)
+    workload = read_workload(args.workload) if args.workload is not None else make_workload(args.requests, vocab_size)
     return workload[: args.requests]
 
 

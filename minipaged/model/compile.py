@@ -20,6 +20,7 @@ Embedding, last norm and logits stay as they are: there is nothing to fuse in th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
@@ -87,9 +88,11 @@ def _compile(*arguments: Any) -> Callable[..., torch.Tensor]:
     source = LlamaDecoderLayer.forward
     compiled = torch.compile(source, dynamic=False, fullgraph=True, isolate_recompiles=True, options=LAYER_OPTIONS)
     rewritten: list[CodeType] = []
+    thread = threading.get_ident()
 
     def keep(before: CodeType, after: CodeType) -> None:
-        if before is source.__code__:
+        # The hook hears of every compilation in the process: another thread may be compiling another model's layer.
+        if before is source.__code__ and threading.get_ident() == thread:
             rewritten.append(after)
 
     hook = register_bytecode_hook(keep)

@@ -1,4 +1,4 @@
-"""How many blocks the pools have: what the user says, else what memory allows."""
+"""How many blocks the pools have: what the user says, else what memory allows; and what else it allows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from minipaged.engine_args import EngineArgs
 from minipaged.errors import InvalidParameter
 
 DEFAULT_CPU_BYTES = 1 << 30  # 1 GiB: 1,456 blocks of 16 tokens for the default model in float32
+SPARE_SHARE = 1 / 16  # of the memory
 
 
 def num_device_blocks(
@@ -39,13 +40,19 @@ def num_host_blocks(args: EngineArgs, block_bytes: int) -> int:
     """
     if args.preemption_mode == "recompute":
         return 0
-    asked, memory = args.swap_space * 2**30, host_memory()
+    asked, memory = args.swap_space * 2**30, _host_memory()
     if asked > memory:
         raise InvalidParameter("swap_space", args.swap_space, f"this machine has {memory / 2**30:.1f} GiB of memory")
     return int(asked) // block_bytes
 
 
-def host_memory() -> float:
+def spare_memory() -> float:
+    """Bytes that may go for speed, as for weights in a second layout; none where the system tells nothing."""
+    memory = _host_memory()
+    return memory * SPARE_SHARE if math.isfinite(memory) else 0
+
+
+def _host_memory() -> float:
     """Bytes of ordinary memory, used or not."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -30,10 +30,8 @@ from minipaged.model.weights import load_weights, pack_weights
 from minipaged.step import SequenceWork, StepPlan, StepResult
 from minipaged.worker.device import resolve_device, resolve_dtype
 from minipaged.worker.kv_cache import KVCache, bytes_per_block, copy_blocks
-from minipaged.worker.pool_size import host_memory, num_device_blocks, num_host_blocks
+from minipaged.worker.pool_size import num_device_blocks, num_host_blocks, spare_memory
 from minipaged.worker.results import answer_plan
-
-SPARE_MEMORY = 1 / 16  # of the machine's: for weights in a second layout, where that saves time
 
 
 class Worker:
@@ -62,7 +60,7 @@ class Worker:
         """Read the weights, then give the pool what memory is left for it."""
         self.model = Llama(self.config, self.backend, self.dtype, self.device, self.ranks)
         load_weights(self.model, read_weights(self.path))
-        pack_weights(self.model, spare_bytes=host_memory() * SPARE_MEMORY)
+        pack_weights(self.model, spare_memory() / self.ranks.size)
         if not self.args.enforce_eager:
             compile_layers(self.model)
         block_bytes = bytes_per_block(self._kv_config, self.args.block_size, self.dtype)

@@ -6,6 +6,7 @@ import pytest
 
 from minipaged.bench import __main__ as bench
 from minipaged.bench.contestants import modes_of
+from tests.tiny_llama import tiny_llama
 from tests.unit.show.pictures import frame_by_hand
 
 
@@ -45,3 +46,17 @@ def test_over_several_ranks_nothing_is_compiled_unless_the_user_says_so():
     assert modes_of(parser.parse_args(["throughput", "--tensor-parallel-size", "2"])) == ["eager"]
     asked = ["throughput", "--modes", "compiled", "eager", "compiled", "--tensor-parallel-size", "2"]
     assert modes_of(parser.parse_args(asked)) == ["compiled", "eager"]
+
+
+def test_one_rank_alone_is_no_measurement_of_what_crosses(capsys):
+    assert bench.main(["ranks", "--tensor-parallel-size", "1"]) == 2
+    assert "tensor_parallel_size = 1: at least 2" in capsys.readouterr().err
+
+
+def test_memory_counts_no_requests_that_were_cut_short(tmp_path, capsys):
+    (tmp_path / "long.json").write_text('{"requests": [{"prompt_token_ids": [1, 2, 3], "max_tokens": 5}]}')
+    model = tiny_llama("gqa").save(tmp_path / "model")
+    options = ["--model", str(model), "--workload", str(tmp_path / "long.json")]
+    assert bench.main(["memory", *options, "--max-model-len", "4"]) == 2
+    assert "minipaged generated" in capsys.readouterr().err
+    assert bench.main(["memory", *options, "--max-model-len", "16"]) == 0

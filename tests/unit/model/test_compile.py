@@ -1,6 +1,7 @@
 """The compiled model: transformers' logits, from one graph for all layers and all steps; and a compiler that fails."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -57,6 +58,19 @@ def test_two_models_of_the_same_shape_keep_their_own_graphs_and_any_pool_will_do
             logits = pool.feed({0: [3, 1, 4, 1, 5]})[0]
             assert (logits - tiny.logits([3, 1, 4, 1, 5])).abs().max() < 1e-9
     assert counters["stats"]["unique_graphs"] == graphs_before + 3
+
+
+def test_two_models_that_are_compiled_in_two_threads_do_not_get_each_others_program():
+    tinies = [tiny_llama("gqa", num_hidden_layers=2, rms_norm_eps=eps) for eps in (1e-5, 0.5)]
+    models = [tiny.model("compiled") for tiny in tinies]
+    for model in models:
+        compile_layers(model)
+    pools = [PagedPool(model, block_size=4) for model in models]
+    token_ids = [3, 1, 4, 1, 5]
+    with ThreadPoolExecutor() as threads:
+        logits = list(threads.map(lambda pool: pool.feed({0: token_ids})[0], pools))
+    for tiny, found in zip(tinies, logits, strict=True):
+        assert (found - tiny.logits(token_ids)).abs().max() < 1e-9
 
 
 def test_a_layer_once_compiled_outlives_what_torch_forgets():

@@ -72,11 +72,11 @@ OPTIONS = {
 }
 
 ENGINE = "--model --dtype --max-model-len"
-BY_TURNS = "--workload --requests --repeats --modes --peer --tensor-parallel-size"
+BY_TURNS = "--workload --repeats --modes --peer --tensor-parallel-size"
 READS = {  # what each measurement has use for; --json all of them
-    "throughput": f"{ENGINE} {BY_TURNS} --trace",
-    "single": f"{ENGINE} {BY_TURNS}".replace(" --requests", ""),
-    "compare": f"{ENGINE} {BY_TURNS}".replace(" --dtype", ""),
+    "throughput": f"{ENGINE} {BY_TURNS} --requests --trace",
+    "single": f"{ENGINE} {BY_TURNS}",
+    "compare": f"--model --max-model-len {BY_TURNS} --requests",
     "attention": "--dtype --repeats",
     "memory": f"{ENGINE} --workload --requests",
     "sharing": f"{ENGINE} --tensor-parallel-size --trace",

@@ -116,7 +116,8 @@ class Counted(TorchDispatchMode):
 
 lengths = [17 * n for n in range(1, 13)]
 batch = RaggedBatch.build(decode(lengths).work, 16, "cpu")
-tiles = Tiles.of(batch)
+heads = worker.config.num_heads, worker.config.num_kv_heads
+tiles = Tiles.of(batch, *heads)
 layer = worker.cache.layers[0]
 keys, values = layer.key.flatten(0, 1), layer.value.flatten(0, 1)
 torch.manual_seed(0)
@@ -128,7 +129,7 @@ with torch.inference_mode():  # any keys and values will do
 
 def backend(name):
     backend = make_backend(name)
-    metadata = backend.prepare(batch)
+    metadata = backend.prepare(batch, *heads)
     return lambda: backend.forward(query, layer, metadata)
 
 
@@ -175,13 +176,16 @@ assert line.endswith(".sum(-1)")
 # %% [markdown]
 # ## What it means
 #
-# Query times key, summed up. As plain Python, `key[tiles.slots]` is a copy of all keys, and its
-# product with the queries is a larger tensor. Nobody should run it like that.
+# Query times key, summed up. As plain Python, `key[tiles.places]` is a copy of all keys, one for each
+# head that reads them, and its product with the queries is as large again. Nobody should run it
+# like that.
 #
 # It was written for a compiler. `torch.compile` makes one loop of it, in which a key is loaded from
 # its slot in the pool, multiplied, and added to a running sum in a register. The product is never a
-# tensor, and `key[tiles.slots]` is only an address. What such a *fused* loop moves is keys and
-# values once, the output once, and small things for each tile.
+# tensor, and `key[tiles.places]` is only an address. For the values torch has such a loop already,
+# under a name from another trade: `F.embedding_bag` adds up vectors of a table at given places, each
+# times a weight. What these *fused* loops move is keys and values once, the output once, and small
+# things for each tile.
 #
 # `LLM(enforce_eager=False)` compiles a whole decoder layer like that (half a minute the first
 # time), and one graph runs for all thirty. Norms, rotations and residuals are fused as well.
@@ -201,7 +205,7 @@ assert line.endswith(".sum(-1)")
 unwritten = 256 * 16 - 1  # the pool's last slot
 is_padding = torch.arange(TILE) >= tiles.filled[:, None]
 careless = dataclasses.replace(
-    tiles, slots=tiles.slots.masked_fill(is_padding, unwritten)
+    tiles, places=tiles.places.masked_fill(is_padding, unwritten * heads[1])
 )
 with torch.inference_mode():
     values[unwritten] = float("nan")

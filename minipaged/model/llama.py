@@ -123,6 +123,8 @@ class LlamaModel(nn.Module):
         super().__init__()
         self.backend = backend
         self.dtype = dtype
+        self.num_heads = split_heads(config.num_heads, ranks).size
+        self.num_kv_heads = split_heads(config.num_kv_heads, ranks).size
         self.inv_freq = compute_inv_freq(config.rope, config.head_dim).to(device)  # [D/2]
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, dtype, device, ranks)
         layers = (LlamaDecoderLayer(config, backend, dtype, device, ranks) for _ in range(config.num_layers))
@@ -131,7 +133,7 @@ class LlamaModel(nn.Module):
         self.run_layer = LlamaDecoderLayer.__call__  # model/compile.py puts a compiled one here
 
     def forward(self, batch: RaggedBatch, kv: list[KVLayer]) -> torch.Tensor:
-        metadata = self.backend.prepare(batch)
+        metadata = self.backend.prepare(batch, self.num_heads, self.num_kv_heads)
         cos, sin = compute_cos_sin(batch.positions, self.inv_freq, self.dtype)  # [T, 1, D/2] each
         hidden = self.embed_tokens(batch.token_ids)  # [T, E]
         for layer, layer_kv in zip(self.layers, kv, strict=True):

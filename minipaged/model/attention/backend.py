@@ -30,8 +30,11 @@ class AttentionBackend(Protocol):
         It is asked before any weight is read. Most backends take everything.
         """
 
-    def prepare(self, batch: RaggedBatch) -> Any:
-        """Work out once what all layers of this step share. Only the same backend's `forward` reads the result."""
+    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> Any:
+        """Work out once what all layers of this step share. Only the same backend's `forward` reads the result.
+
+        The numbers of heads, H and K, are those that `forward` and the KV layers will have: of one rank.
+        """
 
     def write(self, layer: KVLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Store the step's new keys and values `[T, K, D]` at `slots` `[T]`. It comes before `forward`."""

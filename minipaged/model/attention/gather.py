@@ -67,7 +67,7 @@ class GatherAttention(AttentionBackend):
         self._key_buffer = torch.empty(0)
         self._value_buffer = torch.empty(0)
 
-    def prepare(self, batch: RaggedBatch) -> GatherMetadata:
+    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> GatherMetadata:
         """Build every index and mask of the step."""
         decode_rows = [row for row, length in enumerate(batch.query_lens) if length == 1]
         groups = group_by_length(decode_rows, batch.context_lens)

@@ -26,7 +26,7 @@ class Scene:
         random.Random(seed).shuffle(blocks)
         shape = (len(blocks), block_size, num_kv_heads, head_dim)
         self.layer = KVLayer(*(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)))
-        self.rows = rows
+        self.rows, self.heads = rows, (num_heads, num_kv_heads)
         self.query = torch.randn(sum(fed for fed, _ in rows), num_heads, head_dim, dtype=dtype)
         self.keys, self.values, works = [], [], []
         for fed, before in rows:
@@ -41,7 +41,7 @@ class Scene:
 
     def run(self, name):
         backend = make_backend(name)
-        return backend.forward(self.query, self.layer, backend.prepare(self.batch))
+        return backend.forward(self.query, self.layer, backend.prepare(self.batch, *self.heads))
 
     def plain(self):
         """softmax(q · k / sqrt(D)) · v on contiguous keys and values, one query and one head at a time."""
@@ -85,6 +85,20 @@ def test_a_backend_computes_the_plain_equation(backend, num_heads, num_kv_heads,
     assert close(scene.run(backend), scene.plain())
 
 
+def check_that_rows_are_apart(backend):
+    """Infinity times a weight of zero is NaN: whoever reads the first row's values on another's behalf, shows it."""
+    scene = Scene([(1, 3), (5, 2), (1, 40), (3, 0), (1, 7)], 4)
+    expected = scene.plain()
+    table, length = scene.batch.block_tables[0], scene.batch.context_lens[0]
+    scene.layer.value[table[0], :length] = float("inf")
+    assert close(scene.run(backend)[1:], expected[1:])
+
+
+@pytest.mark.parametrize("backend", ["reference", "gather"])
+def test_what_one_row_holds_reaches_no_other_row(backend):
+    check_that_rows_are_apart(backend)
+
+
 ROWS = st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 3, 7]), st.integers(0, 50)), min_size=1, max_size=6)
 
 
@@ -108,7 +122,9 @@ def test_one_gather_backend_serves_steps_of_growing_and_shrinking_size():
     backend = make_backend("gather")
     for rows in ([(1, 3)], [(9, 30), (1, 50), (1, 49)], [(1, 1), (1, 2)]):
         scene = Scene(rows, 4)
-        assert close(backend.forward(scene.query, scene.layer, backend.prepare(scene.batch)), scene.plain())
+        assert close(
+            backend.forward(scene.query, scene.layer, backend.prepare(scene.batch, *scene.heads)), scene.plain()
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

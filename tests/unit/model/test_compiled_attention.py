@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from minipaged.errors import InvalidParameter
 from minipaged.model.attention import make_backend
 from minipaged.model.attention.compiled import TILE, Tiles
-from tests.unit.model.test_attention import Scene, close
+from tests.unit.model.test_attention import Scene, check_that_rows_are_apart, close
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,20 +66,29 @@ def test_compiled_attention_equals_reference_to_the_precision_of_the_dtype(dtype
     assert close(attended, scene.run("reference"), 4 * torch.finfo(dtype).eps)
 
 
-@given(ROWS, st.integers(1, 32))
-def test_tiles_hold_every_slot_of_every_decode_row_once_and_pad_with_slots_of_the_row(rows, block_size):
-    scene = Scene(rows, block_size)
-    tiles = Tiles.of(scene.batch)
+def test_in_compiled_attention_what_one_row_holds_reaches_no_other_row():
+    check_that_rows_are_apart("compiled")
+
+
+@given(ROWS, st.integers(1, 32), st.sampled_from([(4, 4), (4, 2), (3, 1)]))
+def test_tiles_hold_every_slot_of_every_decode_row_once_a_head_and_pad_with_slots_of_the_row(rows, block_size, heads):
+    scene = Scene(rows, block_size, *heads)
+    num_heads, num_kv_heads = heads
+    tiles = Tiles.of(scene.batch, *heads)
+    table, size = scene.batch.block_tables.tolist(), scene.batch.block_size
     decodes = [row for row, length in enumerate(scene.batch.query_lens) if length == 1]
-    for n, row in enumerate(decodes):
-        own = [tile for tile in tiles.of_row[:, n].tolist() if tile != len(tiles.row) - 1]
-        slots = [slot for tile in own for slot in tiles.slots[tile, : tiles.filled[tile]].tolist()]
-        table, size = scene.batch.block_tables[row].tolist(), scene.batch.block_size
-        context = [table[p // size] * size + p % size for p in range(scene.batch.context_lens[row])]
-        assert slots == context
-        assert set(tiles.slots[own].flatten().tolist()) <= set(context)
+    for bag in range(len(decodes) * num_heads):
+        row, head = decodes[bag // num_heads], bag % num_heads
+        slots = [table[row][p // size] * size + p % size for p in range(scene.batch.context_lens[row])]
+        context = [slot * num_kv_heads + head * num_kv_heads // num_heads for slot in slots]
+        own = [tile for tile in tiles.of_bag[:, bag].tolist() if tile != len(tiles.bag) - 1]
+        assert [place for tile in own for place in tiles.places[tile, : tiles.filled[tile]].tolist()] == context
+        assert set(tiles.places[own].flatten().tolist()) <= set(context)
+        assert set(tiles.bag[own].tolist()) == {bag}
+        assert own == list(range(tiles.begin[bag] // TILE, tiles.begin[bag] // TILE + len(own)))
     assert tiles.filled[-1] == 0
-    assert len(tiles.row) == 1 + sum(-(-scene.batch.context_lens[row] // TILE) for row in decodes) + (not decodes)
+    per_head = sum(-(-scene.batch.context_lens[row] // TILE) for row in decodes) + (not decodes)
+    assert len(tiles.bag) == 1 + num_heads * per_head
 
 
 def test_a_compiled_model_takes_compiled_attention_alone():

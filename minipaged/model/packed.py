@@ -73,7 +73,7 @@ def _compute(
 ) -> torch.Tensor:
     if plain is not None and x.shape[0] == 1:
         return F.linear(x, plain, bias)
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
 
 
 for _key in ("CPU", "MkldnnCPU"):  # the first is x's, the second the packed weight's

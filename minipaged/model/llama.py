@@ -61,7 +61,7 @@ class LlamaAttention(nn.Module):
         slots: torch.Tensor,
         metadata: Any,
     ) -> torch.Tensor:
-        """hidden [T, E], cos and sin [T, 1, D/2], slots [T] -> [T, E]. `metadata` is what the backend prepared."""
+        """hidden [T, E], cos and sin [T, 1, D], slots [T] -> [T, E]. `metadata` is what the backend prepared."""
         projected = self.qkv_proj(hidden)
         query, key, value = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)  # [T, H, D], two of [T, K, D]
         # Written before anything is read: a chunk's tokens see each other, and one row may read what another writes.
@@ -134,7 +134,7 @@ class LlamaModel(nn.Module):
 
     def forward(self, batch: RaggedBatch, kv: list[KVLayer]) -> torch.Tensor:
         metadata = self.backend.prepare(batch, self.num_heads, self.num_kv_heads)
-        cos, sin = compute_cos_sin(batch.positions, self.inv_freq, self.dtype)  # [T, 1, D/2] each
+        cos, sin = compute_cos_sin(batch.positions, self.inv_freq, self.dtype)  # [T, 1, D] each
         hidden = self.embed_tokens(batch.token_ids)  # [T, E]
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             hidden = self.run_layer(layer, hidden, cos, sin, layer_kv, batch.slots, metadata)

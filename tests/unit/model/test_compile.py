@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch._dynamo.utils as dynamo_utils
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
@@ -83,6 +84,17 @@ def test_a_layer_once_compiled_outlives_what_torch_forgets():
     gc.collect()
     logits.append(pool.feed({0: [1, 5]})[0])
     assert (torch.cat(logits) - tiny.logits([3, 1, 4, 1, 5])).abs().max() < 1e-9
+
+
+def test_a_step_of_a_compiled_model_asks_nothing_of_dynamo(monkeypatch):
+    model = tiny_llama("gqa", num_hidden_layers=2).model("compiled")
+    compile_layers(model)
+    pool = PagedPool(model, block_size=4)
+    pool.feed({0: [3, 1, 4]})
+    for name in ("call_size", "record_pregraph_bytecode_enter"):
+        assert hasattr(dynamo_utils, name)  # or this test would be of nothing
+        monkeypatch.setattr(dynamo_utils, name, lambda *_: pytest.fail("Dynamo's own function was called"))
+    pool.feed({0: [1, 5]})
 
 
 def test_a_torch_that_must_not_compile_is_told_from_one_that_has():

@@ -40,7 +40,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from minipaged.errors import InvalidParameter
 from minipaged.model.attention.backend import AttentionBackend
 from minipaged.model.attention.gather import slots_of
-from minipaged.model.attention.prefill import PrefillRows, attend_prefills
+from minipaged.model.attention.prefill import PrefillRows
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.kv_layer import KVLayer
 
@@ -156,7 +156,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata
     tiles, prefills = metadata.tiles, metadata.prefills
     decoded = attend_tiles(query[tiles.tokens], key, value, tiles)  # [N, H, D]
     output = torch.empty_like(query).index_copy(0, tiles.tokens, decoded)  # [T, H, D]
-    attend_prefills(output, query, key, value, prefills.spans, prefills.slots)
+    torch.ops.minipaged.attend_prefills(output, query, key, value, prefills.spans, prefills.slots)
     return output
 
 

@@ -41,6 +41,14 @@ class PrefillRows:
         return cls(torch.tensor(spans, dtype=torch.int64).reshape(-1, 3), torch.cat(slots))
 
 
+# Not `torch.library.custom_op`, which takes 17 µs more of each call, and so of each layer.
+_library = torch.library.Library("minipaged", "FRAGMENT")
+_library.define(
+    "attend_prefills(Tensor(a!) output, Tensor query, Tensor key, Tensor value, Tensor spans, Tensor slots) -> ()"
+)
+
+
+@torch.library.impl(_library, "attend_prefills", "CompositeExplicitAutograd")
 def attend_prefills(
     output: torch.Tensor,
     query: torch.Tensor,
@@ -51,27 +59,9 @@ def attend_prefills(
 ) -> None:
     """Fill the prefill rows' places of `output` `[T, H, D]`; leave the others alone.
 
-    query [T, H, D]; key and value are one layer's pool by slots, `[num_slots, K, D]`; the rest is `PrefillRows`.
+    query [T, H, D]; key and value are one layer's pool by slots, `[num_slots, K, D]`; the rest is `PrefillRows`. It is
+    called as `torch.ops.minipaged.attend_prefills`: called by this name, a compiler would look into it.
     """
-    torch.ops.minipaged.attend_prefills(output, query, key, value, spans, slots)
-
-
-# Not `torch.library.custom_op`, which takes 17 µs more of each call, and so of each layer.
-_library = torch.library.Library("minipaged", "FRAGMENT")
-_library.define(
-    "attend_prefills(Tensor(a!) output, Tensor query, Tensor key, Tensor value, Tensor spans, Tensor slots) -> ()"
-)
-
-
-@torch.library.impl(_library, "attend_prefills", "CompositeExplicitAutograd")
-def _attend(
-    output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    spans: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
     end = 0
     for first_token, query_len, context_len in spans.tolist():
         row_slots, end = slots[end : end + context_len], end + context_len

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch._dynamo.utils as dynamo_utils
 from torch._dynamo.utils import counters
+from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.utils import fresh_cache
 
 from minipaged.engine_args import EngineArgs
@@ -86,15 +86,25 @@ def test_a_layer_once_compiled_outlives_what_torch_forgets():
     assert (torch.cat(logits) - tiny.logits([3, 1, 4, 1, 5])).abs().max() < 1e-9
 
 
-def test_a_step_of_a_compiled_model_asks_nothing_of_dynamo(monkeypatch):
-    model = tiny_llama("gqa", num_hidden_layers=2).model("compiled")
+def test_a_step_of_a_compiled_model_calls_the_generated_code_and_nothing_around_it(monkeypatch):
+    tiny = tiny_llama("gqa", num_hidden_layers=2)
+    model = tiny.model("compiled")
     compile_layers(model)
     pool = PagedPool(model, block_size=4)
-    pool.feed({0: [3, 1, 4]})
-    for name in ("call_size", "record_pregraph_bytecode_enter"):
-        assert hasattr(dynamo_utils, name)  # or this test would be of nothing
-        monkeypatch.setattr(dynamo_utils, name, lambda *_: pytest.fail("Dynamo's own function was called"))
-    pool.feed({0: [1, 5]})
+    logits = [pool.feed({0: [3, 1, 4]})[0]]
+    monkeypatch.setattr(CompiledFxGraph, "__call__", lambda *_: pytest.fail("torch's own wrapper was called"))
+    logits.append(pool.feed({0: [1, 5]})[0])
+    assert (torch.cat(logits) - tiny.logits([3, 1, 4, 1, 5])).abs().max() < 1e-9
+
+
+def test_one_process_may_compile_more_models_than_torch_keeps_of_one_function():
+    with torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1):
+        for _ in range(3):
+            tiny = tiny_llama("gqa", num_hidden_layers=1)
+            model = tiny.model("compiled")
+            compile_layers(model)
+            logits = PagedPool(model, block_size=4).feed({0: [3, 1, 4]})[0]
+            assert (logits - tiny.logits([3, 1, 4])).abs().max() < 1e-9
 
 
 def test_a_torch_that_must_not_compile_is_told_from_one_that_has():

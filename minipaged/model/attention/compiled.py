@@ -8,7 +8,8 @@ side, as a step's tokens do. With two heads:
                        head 1    [ 0 … 31 | 32 … 63 | 64 … 69 ]    bag 1, tiles 3, 4, 5    filled 32, 32, 6
     row 1, context 9,  head 0    [ 0 …  8 ]                        bag 2, tile  6          filled 9
                        head 1    [ 0 …  8 ]                        bag 3, tile  7          filled 9
-                                                                          tile  8          filled 0: where a bag ends
+                                                                          tile  8          filled 0: stands where
+                                                                                           a bag has no more tiles
 
 Scores are computed tile by tile, and two small results, the largest and the sum, are reduced bag by bag. What is
 written as `key[places]` below is a gather in eager mode. Compiled, it is an address inside the loop that multiplies and
@@ -52,7 +53,7 @@ TILE = 32  # fewer places: more tiles to reduce over; more: more padding in each
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The bags of the decode rows, cut into tiles. The last tile is empty."""
+    """The bags of the decode rows, cut into tiles. The last tile is empty, and ends the last bag."""
 
     tokens: torch.Tensor  # [N] the decode rows' places among the T tokens
     bag: torch.Tensor  # [P] which of the B bags a tile belongs to
@@ -81,7 +82,7 @@ class Tiles:
         counts = num_tiles.repeat_interleave(num_heads)  # [B]
         bag, number, first = _side_by_side(counts)  # [P - 1], [P - 1], [B]
         shared = first_of_row[bag // num_heads] + number  # [P - 1] which of the E
-        bag, shared = (torch.cat((x, x[:1])) for x in (bag, shared))  # [P] each; the empty tile is bag 0's by name
+        bag, shared = (torch.cat((x, x[-1:])) for x in (bag, shared))  # [P] each; the empty tile is the last bag's too
         filled = filled[shared]  # [P]
         filled[-1] = 0
         kv_head = bag % num_heads // (num_heads // num_kv_heads)  # [P]
@@ -178,7 +179,6 @@ def attend_tiles(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ti
     weights = (scores - largest[tiles.bag][:, None]).exp()  # [P, S], 0 for padding
     total = weights.sum(1)[tiles.of_bag].sum(0)  # [W, B] -> [B]
     weights = (weights / total[tiles.bag][:, None]).to(value.dtype)  # [P, S]
-    # Without the empty tile, which would be in the last bag.
-    places, weights = tiles.places[:-1].flatten(), weights[:-1].flatten()  # [(P - 1) * S] each
+    places, weights = tiles.places.flatten(), weights.flatten()  # [P * S] each
     summed = F.embedding_bag(places, value, tiles.begin, mode="sum", per_sample_weights=weights)  # [B, D]
     return summed.view_as(query)

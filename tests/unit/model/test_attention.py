@@ -86,12 +86,30 @@ def test_a_backend_computes_the_plain_equation(backend, num_heads, num_kv_heads,
 
 
 def check_that_rows_are_apart(backend):
-    """Infinity times a weight of zero is NaN: whoever reads the first row's values on another's behalf, shows it."""
-    scene = Scene([(1, 3), (5, 2), (1, 40), (3, 0), (1, 7)], 4)
-    expected = scene.plain()
-    table, length = scene.batch.block_tables[0], scene.batch.context_lens[0]
-    scene.layer.value[table[0], :length] = float("inf")
-    assert close(scene.run(backend)[1:], expected[1:])
+    """Infinity times a weight of zero is NaN: whoever reads one row's values on another's behalf, shows it."""
+    rows = [(1, 3), (5, 2), (1, 40), (3, 0), (1, 7)]
+    row_of_token = torch.tensor([row for row, (fed, _) in enumerate(rows) for _ in range(fed)])
+    for infinite in range(len(rows)):
+        scene = Scene(rows, 4)
+        expected, others = scene.plain(), row_of_token != infinite
+        for p in range(scene.batch.context_lens[infinite]):
+            scene.layer.value[scene.batch.block_tables[infinite, p // 4], p % 4] = float("inf")
+        assert close(scene.run(backend)[others], expected[others])
+
+
+def check_that_long_sums_stay_in_float16(backend):
+    """The values of 2,000 tokens, each within the range of float16, add up to more than it holds; their mean does not.
+    Queries of 0 see all tokens alike.
+    """
+    scene = Scene([(1, 1999), (4, 1996)], 16, dtype=torch.float16)
+    scene.query.zero_()
+    scene.layer.value.fill_(60.0)
+    assert close(scene.run(backend), torch.full_like(scene.query, 60.0), 0.5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "gather"])
+def test_a_long_context_in_float16_is_averaged_and_not_summed_first(backend):
+    check_that_long_sums_stay_in_float16(backend)
 
 
 @pytest.mark.parametrize("backend", ["reference", "gather"])

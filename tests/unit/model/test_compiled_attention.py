@@ -9,7 +9,12 @@ from torch._dynamo.utils import counters
 from minipaged.errors import InvalidParameter
 from minipaged.model.attention import make_backend
 from minipaged.model.attention.compiled import TILE, Tiles
-from tests.unit.model.test_attention import Scene, check_that_rows_are_apart, close
+from tests.unit.model.test_attention import (
+    Scene,
+    check_that_long_sums_stay_in_float16,
+    check_that_rows_are_apart,
+    close,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,6 +75,10 @@ def test_in_compiled_attention_what_one_row_holds_reaches_no_other_row():
     check_that_rows_are_apart("compiled")
 
 
+def test_compiled_attention_averages_a_long_context_in_float16_and_does_not_sum_it_first():
+    check_that_long_sums_stay_in_float16("compiled")
+
+
 @given(ROWS, st.integers(1, 32), st.sampled_from([(4, 4), (4, 2), (3, 1)]))
 def test_tiles_hold_every_slot_of_every_decode_row_once_a_head_and_pad_with_slots_of_the_row(rows, block_size, heads):
     scene = Scene(rows, block_size, *heads)
@@ -87,6 +96,8 @@ def test_tiles_hold_every_slot_of_every_decode_row_once_a_head_and_pad_with_slot
         assert set(tiles.bag[own].tolist()) == {bag}
         assert own == list(range(tiles.begin[bag] // TILE, tiles.begin[bag] // TILE + len(own)))
     assert tiles.filled[-1] == 0
+    assert tiles.bag[-1] == tiles.bag[-2]
+    assert set(tiles.places[-1].tolist()) <= set(tiles.places[-2].tolist())
     per_head = sum(-(-scene.batch.context_lens[row] // TILE) for row in decodes) + (not decodes)
     assert len(tiles.bag) == 1 + num_heads * per_head
 

@@ -167,18 +167,25 @@ def attend_tiles(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ti
     Scores are a plain multiplication and sum, not a matrix product, which would want its operands copied together.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
-    q = query.flatten(0, 1).to(wide) * query.shape[-1] ** -0.5  # [B, D]
-    # A no-op that makes it a tensor: else it is computed anew in the innermost loop, of bfloat16 for each key (8 %).
-    q = q.as_strided(q.shape, q.stride())
+    q = _stored(query.flatten(0, 1).to(wide) * query.shape[-1] ** -0.5)  # [B, D]
     key, value = key.flatten(0, 1), value.flatten(0, 1)  # [num_slots * K, D]
 
     scores = (q[tiles.bag][:, None] * key[tiles.places].to(wide)).sum(-1)  # [P, S]
     is_padding = torch.arange(TILE, device=query.device) >= tiles.filled[:, None]  # [P, S]
-    scores = scores.masked_fill(is_padding, float("-inf"))
+    scores = _stored(scores.masked_fill(is_padding, float("-inf")))
     largest = scores.amax(1)[tiles.of_bag].amax(0)  # [W, B] -> [B]
     weights = (scores - largest[tiles.bag][:, None]).exp()  # [P, S], 0 for padding
-    total = weights.sum(1)[tiles.of_bag].sum(0)  # [W, B] -> [B]
+    # The empty tile adds nothing to any bag, even when the last row's scores, and so its weights, are NaN.
+    added = weights.sum(1).masked_fill(tiles.filled == 0, 0.0)  # [P]
+    total = added[tiles.of_bag].sum(0)  # [W, B] -> [B]
     weights = (weights / total[tiles.bag][:, None]).to(value.dtype)  # [P, S]
     places, weights = tiles.places.flatten(), weights.flatten()  # [P * S] each
     summed = F.embedding_bag(places, value, tiles.begin, mode="sum", per_sample_weights=weights)  # [B, D]
     return summed.view_as(query)
+
+
+def _stored(x: torch.Tensor) -> torch.Tensor:
+    """A no-op at which the compiler writes `x` to memory once. Else each loop that reads it would compute it anew: the
+    query of bfloat16 once a key, in the innermost loop (8 % of the attention); the padding's mask in three loops (6 %).
+    """
+    return x.as_strided(x.shape, x.stride())

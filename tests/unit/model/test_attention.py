@@ -86,15 +86,18 @@ def test_a_backend_computes_the_plain_equation(backend, num_heads, num_kv_heads,
 
 
 def check_that_rows_are_apart(backend):
-    """Infinity times a weight of zero is NaN: whoever reads one row's values on another's behalf, shows it."""
+    """Infinity times a weight of zero is NaN, and NaN is for ever: whoever reads one row's keys or values on another's
+    behalf, shows it.
+    """
     rows = [(1, 3), (5, 2), (1, 40), (3, 0), (1, 7)]
     row_of_token = torch.tensor([row for row, (fed, _) in enumerate(rows) for _ in range(fed)])
-    for infinite in range(len(rows)):
-        scene = Scene(rows, 4)
-        expected, others = scene.plain(), row_of_token != infinite
-        for p in range(scene.batch.context_lens[infinite]):
-            scene.layer.value[scene.batch.block_tables[infinite, p // 4], p % 4] = float("inf")
-        assert close(scene.run(backend)[others], expected[others])
+    for broken in range(len(rows)):
+        for name, poison in (("key", "nan"), ("value", "inf")):
+            scene = Scene(rows, 4)
+            expected, others = scene.plain(), row_of_token != broken
+            for p in range(scene.batch.context_lens[broken]):
+                getattr(scene.layer, name)[scene.batch.block_tables[broken, p // 4], p % 4] = float(poison)
+            assert close(scene.run(backend)[others], expected[others])
 
 
 def check_that_long_sums_stay_in_float16(backend):

@@ -27,7 +27,12 @@ from tests.property.preempt_at_random import PreemptAtRandom
 from tests.property.test_engine_law import run
 from tests.tiny_engine import make_engine
 from tests.tiny_llama import tiny_llama
-from tests.unit.model.test_attention import Scene, close
+from tests.unit.model.test_attention import (
+    Scene,
+    check_that_long_sums_stay_in_float16,
+    check_that_rows_are_apart,
+    close,
+)
 
 # Outputs are sums of numbers around 1. In a half type the last rounding decides, and that of the weights.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4 * 2**-10, torch.bfloat16: 4 * 2**-7}
@@ -105,6 +110,14 @@ def test_a_row_gives_the_same_bits_in_any_company(dtype):
             alone.layer.value[alone.batch.block_tables[0]] = together.layer.value[table]
             alone.query = together.query.split(together.batch.query_lens)[i]
             assert torch.equal(alone.run("triton"), attended[i])
+
+
+def test_what_one_row_holds_reaches_no_other_row():
+    check_that_rows_are_apart("triton", block_size=16, head_dim=64, dtype=torch.float32, tolerance=1e-5)
+
+
+def test_a_long_context_in_float16_is_averaged_and_not_summed_first():
+    check_that_long_sums_stay_in_float16("triton", head_dim=64)
 
 
 def test_what_pads_a_block_table_is_not_read():

@@ -85,7 +85,7 @@ def test_a_backend_computes_the_plain_equation(backend, num_heads, num_kv_heads,
     assert close(scene.run(backend), scene.plain())
 
 
-def check_that_rows_are_apart(backend):
+def check_that_rows_are_apart(backend, block_size=4, head_dim=8, dtype=torch.float64, tolerance=1e-12):
     """Infinity times a weight of zero is NaN, and NaN is for ever: whoever reads one row's keys or values on another's
     behalf, shows it.
     """
@@ -93,18 +93,19 @@ def check_that_rows_are_apart(backend):
     row_of_token = torch.tensor([row for row, (fed, _) in enumerate(rows) for _ in range(fed)])
     for broken in range(len(rows)):
         for name, poison in (("key", "nan"), ("value", "inf")):
-            scene = Scene(rows, 4)
+            scene = Scene(rows, block_size, head_dim=head_dim, dtype=dtype)
             expected, others = scene.plain(), row_of_token != broken
             for p in range(scene.batch.context_lens[broken]):
-                getattr(scene.layer, name)[scene.batch.block_tables[broken, p // 4], p % 4] = float(poison)
-            assert close(scene.run(backend)[others], expected[others])
+                block = scene.batch.block_tables[broken, p // block_size]
+                getattr(scene.layer, name)[block, p % block_size] = float(poison)
+            assert close(scene.run(backend)[others], expected[others], tolerance)
 
 
-def check_that_long_sums_stay_in_float16(backend):
+def check_that_long_sums_stay_in_float16(backend, head_dim=8):
     """The values of 2,000 tokens, each within the range of float16, add up to more than it holds; their mean does not.
     Queries of 0 see all tokens alike.
     """
-    scene = Scene([(1, 1999), (4, 1996)], 16, dtype=torch.float16)
+    scene = Scene([(1, 1999), (4, 1996)], 16, head_dim=head_dim, dtype=torch.float16)
     scene.query.zero_()
     scene.layer.value.fill_(60.0)
     assert close(scene.run(backend), torch.full_like(scene.query, 60.0), 0.5)

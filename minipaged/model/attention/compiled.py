@@ -8,8 +8,7 @@ side, as a step's tokens do. With two heads:
                        head 1    [ 0 … 31 | 32 … 63 | 64 … 69 ]    bag 1, tiles 3, 4, 5    filled 32, 32, 6
     row 1, context 9,  head 0    [ 0 …  8 ]                        bag 2, tile  6          filled 9
                        head 1    [ 0 …  8 ]                        bag 3, tile  7          filled 9
-                                                                          tile  8          filled 0: stands where
-                                                                                           a bag has no more tiles
+                                                                        + tile  8          filled 0
 
 Scores are computed tile by tile, and two small results, the largest and the sum, are reduced bag by bag. What is
 written as `key[places]` below is a gather in eager mode. Compiled, it is an address inside the loop that multiplies and
@@ -48,12 +47,16 @@ from minipaged.model.kv_layer import KVLayer
 # Indices come from block tables, not from users: testing each of them again inside the loops would double the time.
 COMPILE_OPTIONS = {"assert_indirect_indexing": False}
 
+MAX_GRAPHS = 256  # torch's own bound for one function in a process; of one model, it would allow 8
+
 TILE = 32  # fewer places: more tiles to reduce over; more: more padding in each bag's last tile
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The bags of the decode rows, cut into tiles. The last tile is empty, and ends the last bag."""
+    """The bags of the decode rows, cut into tiles. The last tile is empty: it fills up `of_bag`. Where it lies, it ends
+    the last bag, and its weights there are 0.
+    """
 
     tokens: torch.Tensor  # [N] the decode rows' places among the T tokens
     bag: torch.Tensor  # [P] which of the B bags a tile belongs to
@@ -122,7 +125,9 @@ class CompiledAttention(AttentionBackend):
             get_cpp_compiler()
         except (InvalidCxxCompiler, OSError) as error:  # the latter: CXX names no program
             raise InvalidParameter("attention_backend", self.name, "needs a C++ compiler, such as g++") from error
-        self._attend = torch.compile(attend, dynamic=False, fullgraph=True, options=COMPILE_OPTIONS)
+        # One graph for each dtype and number of heads, whichever model has them: many models, many graphs.
+        options = {"recompile_limit": MAX_GRAPHS, "options": COMPILE_OPTIONS}
+        self._attend = torch.compile(attend, dynamic=False, fullgraph=True, **options)
 
     def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> CompiledMetadata:
         """Cut the contexts into tiles, once for each head."""
@@ -175,7 +180,7 @@ def attend_tiles(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ti
     scores = _stored(scores.masked_fill(is_padding, float("-inf")))
     largest = scores.amax(1)[tiles.of_bag].amax(0)  # [W, B] -> [B]
     weights = (scores - largest[tiles.bag][:, None]).exp()  # [P, S], 0 for padding
-    # The empty tile adds nothing to any bag, even when the last row's scores, and so its weights, are NaN.
+    # The empty tile adds nothing to any bag, even if the last row's scores are NaN, and so are this tile's weights.
     added = weights.sum(1).masked_fill(tiles.filled == 0, 0.0)  # [P]
     total = added[tiles.of_bag].sum(0)  # [W, B] -> [B]
     weights = (weights / total[tiles.bag][:, None]).to(value.dtype)  # [P, S]
@@ -185,7 +190,8 @@ def attend_tiles(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ti
 
 
 def _stored(x: torch.Tensor) -> torch.Tensor:
-    """A no-op at which the compiler writes `x` to memory once. Else each loop that reads it would compute it anew: the
-    query of bfloat16 once a key, in the innermost loop (8 % of the attention); the padding's mask in three loops (6 %).
+    """A no-op at which the compiler writes `x` to memory once. Else each loop that reads `x` computes it anew.
+
+    For the query in bfloat16, needed in the innermost loop, that took 8 % of the attention; for masked scores, 6 %.
     """
     return x.as_strided(x.shape, x.stride())

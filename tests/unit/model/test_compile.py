@@ -107,13 +107,26 @@ def test_one_process_may_compile_more_models_than_torch_keeps_of_one_function():
             assert (logits - tiny.logits([3, 1, 4])).abs().max() < 1e-9
 
 
-def test_a_torch_that_must_not_compile_is_told_from_one_that_has():
-    model = tiny_llama("gqa").model("compiled")
+@pytest.mark.parametrize("stance", ["force_eager", "eager_then_compile"])
+def test_a_torch_that_must_not_compile_is_told_from_one_that_has(stance):
+    tiny = tiny_llama("gqa")
+    model = tiny.model("compiled")
     compile_layers(model)
     pool = PagedPool(model, block_size=4)
     refused = pytest.raises(InvalidParameter, match="enforce_eager = False: torch.compile is switched off here")
-    with torch.compiler.set_stance("force_eager"), refused:
+    with torch.compiler.set_stance(stance), refused:
         pool.feed({0: [3]})
+    logits = PagedPool(model, block_size=4).feed({0: [3]})[0]
+    assert (logits - tiny.logits([3])).abs().max() < 1e-9
+
+
+def test_the_weights_of_one_layer_do_not_become_constants_of_the_program_for_all():
+    tiny = tiny_llama("gqa", num_hidden_layers=3)
+    model = tiny.model("compiled")
+    compile_layers(model)
+    with torch._inductor.config.patch(freezing=True):
+        logits = PagedPool(model, block_size=4).feed({0: [3, 1, 4]})[0]
+    assert (logits - tiny.logits([3, 1, 4])).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("enforce_eager", [True, False])

@@ -40,6 +40,14 @@ def test_one_graph_serves_every_batch_every_block_size_and_every_pool():
     assert counters["stats"]["unique_graphs"] == before + 1
 
 
+def test_models_of_several_kinds_may_share_a_process_though_each_is_another_graph():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for dtype in (torch.float32, torch.float64):
+            scene = Scene([(1, 30), (5, 9)], 4, dtype=dtype)
+            assert close(scene.run("compiled"), scene.plain(), 1e-5)
+
+
 ROWS = st.lists(
     st.tuples(st.sampled_from([1, 1, 1, 2, 3, 7]), st.integers(0, 50) | st.sampled_from([TILE - 1, TILE, 2 * TILE])),
     min_size=1,

@@ -94,6 +94,8 @@ def _compile(arguments: dict[str, Any]) -> Program:
     programs: list[Program] = []
 
     def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Dynamo hands the graph to this instead of to Inductor, so that the generated code can be kept on the way."""
+
         def generate(*args: Any, **kwargs: Any) -> Any:
             generated = compile_fx_inner(*args, **kwargs)
             programs.append(_program(graph_inputs, generated.current_callable))

@@ -47,7 +47,7 @@ from minipaged.model.kv_layer import KVLayer
 # Indices come from block tables, not from users: testing each of them again inside the loops would double the time.
 COMPILE_OPTIONS = {"assert_indirect_indexing": False}
 
-MAX_GRAPHS = 256  # torch's own bound for one function in a process; of one model, it would allow 8
+MAX_GRAPHS = 256  # torch's bound for one function in a process; left to itself it stops at 8
 
 TILE = 32  # fewer places: more tiles to reduce over; more: more padding in each bag's last tile
 
@@ -126,8 +126,9 @@ class CompiledAttention(AttentionBackend):
         except (InvalidCxxCompiler, OSError) as error:  # the latter: CXX names no program
             raise InvalidParameter("attention_backend", self.name, "needs a C++ compiler, such as g++") from error
         # One graph for each dtype and number of heads, whichever model has them: many models, many graphs.
-        options = {"recompile_limit": MAX_GRAPHS, "options": COMPILE_OPTIONS}
-        self._attend = torch.compile(attend, dynamic=False, fullgraph=True, **options)
+        self._attend = torch.compile(
+            attend, dynamic=False, fullgraph=True, recompile_limit=MAX_GRAPHS, options=COMPILE_OPTIONS
+        )
 
     def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> CompiledMetadata:
         """Cut the contexts into tiles, once for each head."""

@@ -129,7 +129,7 @@ with torch.inference_mode():  # any keys and values will do
 
 def backend(name):
     backend = make_backend(name)
-    metadata = backend.prepare(batch, *heads)
+    metadata = backend.prepare(batch, *heads, query.dtype)
     return lambda: backend.forward(query, layer, metadata)
 
 

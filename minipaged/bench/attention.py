@@ -30,7 +30,7 @@ def measure(args) -> list[Report]:
     contexts, batch, layers = _scene(dtype)
     query = torch.randn(NUM_ROWS, NUM_HEADS, HEAD_DIM).to(dtype)
     backends = {name: make_backend(name) for name in BACKENDS if name != TritonAttention.name}
-    prepared = {name: backend.prepare(batch, NUM_HEADS, NUM_KV_HEADS) for name, backend in backends.items()}
+    prepared = {name: backend.prepare(batch, NUM_HEADS, NUM_KV_HEADS, dtype) for name, backend in backends.items()}
     timed: dict[str, list[float]] = {name: [] for name in backends}
     for repeat in range(args.repeats * NUM_LAYERS + 1):
         for name, backend in backends.items():

@@ -133,7 +133,7 @@ class LlamaModel(nn.Module):
         self.run_layer = LlamaDecoderLayer.__call__  # model/compile.py puts a compiled one here
 
     def forward(self, batch: RaggedBatch, kv: list[KVLayer]) -> torch.Tensor:
-        metadata = self.backend.prepare(batch, self.num_heads, self.num_kv_heads)
+        metadata = self.backend.prepare(batch, self.num_heads, self.num_kv_heads, self.dtype)
         cos, sin = compute_cos_sin(batch.positions, self.inv_freq, self.dtype)  # [T, 1, D] each
         hidden = self.embed_tokens(batch.token_ids)  # [T, E]
         for layer, layer_kv in zip(self.layers, kv, strict=True):

@@ -150,8 +150,8 @@ BREAKS = {
     "read-past-the-end": Break(
         "slots that nobody filled are not read",
         "model/attention/gather.py",
-        "mask=(places < lens)[:, None, None],",
-        "mask=(places <= lens)[:, None, None],",
+        "_additive(places < lens, dtype)",
+        "_additive(places <= lens, dtype)",
         "tests/unit/model/test_attention.py",
     ),
     "padding-that-counts": Break(

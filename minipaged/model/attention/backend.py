@@ -30,10 +30,11 @@ class AttentionBackend(Protocol):
         It is asked before any weight is read. Most backends take everything.
         """
 
-    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> Any:
+    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> Any:
         """Work out once what all layers of this step share. Only the same backend's `forward` reads the result.
 
-        The numbers of heads, H and K, are those that `forward` and the KV layers will have: of one rank.
+        The numbers of heads, H and K, and the dtype are those that `forward` and the KV layers will have. The heads are
+        those of one rank.
         """
 
     def write(self, layer: KVLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:

@@ -130,7 +130,7 @@ class CompiledAttention(AttentionBackend):
             attend, dynamic=False, fullgraph=True, recompile_limit=MAX_GRAPHS, options=COMPILE_OPTIONS
         )
 
-    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> CompiledMetadata:
+    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> CompiledMetadata:
         """Cut the contexts into tiles, once for each head."""
         metadata = CompiledMetadata(Tiles.of(batch, num_heads, num_kv_heads), PrefillRows.of(batch))
         tiles, prefills = metadata.tiles, metadata.prefills

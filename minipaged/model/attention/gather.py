@@ -31,14 +31,15 @@ from minipaged.model.kv_layer import KVLayer
 # A group of several rows may gather this many slots: they should still be in the CPU's cache when they are read.
 MAX_GROUP_SLOTS = 2048
 
+Pools = tuple[torch.Tensor, torch.Tensor]  # one layer's keys and values by slots, [num_slots, K, D] each
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """N rows that feed one token each."""
 
-    tokens: torch.Tensor  # [N] their places among the T tokens
     slots: torch.Tensor  # [N * L] where their keys and values are
-    mask: torch.Tensor  # [N, 1, 1, L] True: a token of the context; False: padding
+    mask: torch.Tensor  # [N, 1, 1, L] to be added to the scores: 0 for a token of the context, −inf for padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class PrefillRow:
 
     tokens: slice  # Q of the T tokens
     slots: torch.Tensor  # [L]
-    mask: torch.Tensor | None  # [Q, L] True where a query may look; None: no history, plain causal attention
+    mask: torch.Tensor | None  # [Q, L] 0 where a query may look, else −inf; None: no history, plain causal attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class GatherMetadata:
     """A step's rows, sorted into the two kinds."""
 
     decodes: tuple[DecodeGroup, ...]
+    decode_tokens: torch.Tensor  # [sum of N] the places among the T tokens, one group after another
     prefills: tuple[PrefillRow, ...]
 
 
@@ -64,60 +66,65 @@ class GatherAttention(AttentionBackend):
     name = "gather"
 
     def __init__(self) -> None:
-        self._key_buffer = torch.empty(0)
-        self._value_buffer = torch.empty(0)
+        self._buffers = (torch.empty(0), torch.empty(0))  # for keys and values
 
-    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> GatherMetadata:
+    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> GatherMetadata:
         """Build every index and mask of the step."""
         decode_rows = [row for row, length in enumerate(batch.query_lens) if length == 1]
         groups = group_by_length(decode_rows, batch.context_lens)
         first_tokens = [0, *accumulate(batch.query_lens)]  # where each row begins among the T tokens
         return GatherMetadata(
-            decodes=tuple(_decode_group(group, first_tokens, batch) for group in groups),
+            decodes=tuple(_decode_group(group, batch, dtype) for group in groups),
+            decode_tokens=torch.tensor(
+                [first_tokens[row] for group in groups for row in group], device=batch.block_tables.device
+            ),
             prefills=tuple(
-                _prefill_row(row, first_tokens[row], batch) for row, length in enumerate(batch.query_lens) if length > 1
+                _prefill_row(row, first_tokens[row], batch, dtype)
+                for row, length in enumerate(batch.query_lens)
+                if length > 1
             ),
         )
 
     def forward(self, query: torch.Tensor, layer: KVLayer, metadata: GatherMetadata) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
+        pools = layer.key.flatten(0, 1), layer.value.flatten(0, 1)
         output = torch.empty_like(query)  # [T, H, D]
-        for group in metadata.decodes:
-            output[group.tokens] = self._decode(query[group.tokens], layer, group)
+        if metadata.decodes:
+            output[metadata.decode_tokens] = self._decode(query[metadata.decode_tokens], pools, metadata.decodes)
         for row in metadata.prefills:
-            output[row.tokens] = self._prefill(query[row.tokens], layer, row)
+            output[row.tokens] = self._prefill(query[row.tokens], pools, row)
         return output
 
-    def _decode(self, query: torch.Tensor, layer: KVLayer, group: DecodeGroup) -> torch.Tensor:
-        """One token a row: `[N, H, D]` to `[N, H, D]`."""
-        num_rows = query.shape[0]
-        num_kv_heads = layer.key.shape[2]
-        key, value = self._gather(layer, group.slots, num_rows)  # [N, K, L, D] each
+    def _decode(self, query: torch.Tensor, pools: Pools, groups: tuple[DecodeGroup, ...]) -> torch.Tensor:
+        """One token a row, the rows of one group after another's: `[sum of N, H, D]` to `[sum of N, H, D]`."""
         # The G query heads of a KV head see the same keys, so they may stand as G queries of one head: each key is then
         # read once, not G times.
-        q = query.unflatten(1, (num_kv_heads, -1))  # [N, K, G, D]
-        return F.scaled_dot_product_attention(q, key, value, attn_mask=group.mask).flatten(1, 2)
+        queries = query.unflatten(1, (pools[0].shape[1], -1)).split([len(group.mask) for group in groups])
+        attended = []
+        for q, group in zip(queries, groups, strict=True):  # q [N, K, G, D]
+            key, value = self._gather(pools, group.slots, len(q))  # [N, K, L, D] each
+            attended.append(F.scaled_dot_product_attention(q, key, value, attn_mask=group.mask))
+        return torch.cat(attended).flatten(1, 2)
 
-    def _prefill(self, query: torch.Tensor, layer: KVLayer, row: PrefillRow) -> torch.Tensor:
+    def _prefill(self, query: torch.Tensor, pools: Pools, row: PrefillRow) -> torch.Tensor:
         """A chunk of one row: `[Q, H, D]` to `[Q, H, D]`."""
-        key, value = self._gather(layer, row.slots, 1)  # [1, K, L, D] each
+        key, value = self._gather(pools, row.slots, 1)  # [1, K, L, D] each
         q = query.transpose(0, 1)[None]  # [1, H, Q, D]
         attended = F.scaled_dot_product_attention(
             q, key, value, attn_mask=row.mask, is_causal=row.mask is None, enable_gqa=True
         )
         return attended[0].transpose(0, 1)
 
-    def _gather(self, layer: KVLayer, slots: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _gather(self, pools: Pools, slots: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
         """The keys and values at `slots` `[N * L]` as two `[N, K, L, D]`, valid until the next call."""
-        num_slots = slots.shape[0]
-        if self._key_buffer.shape[0] < num_slots:
-            self._key_buffer = layer.key.new_empty((num_slots, *layer.key.shape[2:]))
-            self._value_buffer = torch.empty_like(self._key_buffer)
+        num_slots = len(slots)
+        if len(self._buffers[0]) < num_slots:
+            self._buffers = tuple(pool.new_empty(num_slots, *pool.shape[1:]) for pool in pools)
         gathered = []
-        for pool, buffer in ((layer.key, self._key_buffer), (layer.value, self._value_buffer)):
-            torch.index_select(pool.flatten(0, 1), 0, slots, out=buffer[:num_slots])  # [N * L, K, D]
-            gathered.append(buffer[:num_slots].unflatten(0, (num_rows, -1)).transpose(1, 2))
-        return gathered[0], gathered[1]
+        for pool, buffer in zip(pools, self._buffers, strict=True):
+            found = torch.index_select(pool, 0, slots, out=buffer[:num_slots])  # [N * L, K, D]
+            gathered.append(found.view(num_rows, -1, *pool.shape[1:]).transpose(1, 2))
+        return gathered
 
 
 def group_by_length(rows: Sequence[int], context_lens: Sequence[int]) -> list[list[int]]:
@@ -139,30 +146,36 @@ def group_by_length(rows: Sequence[int], context_lens: Sequence[int]) -> list[li
     return groups
 
 
-def _decode_group(rows: list[int], first_tokens: list[int], batch: RaggedBatch) -> DecodeGroup:
+def _decode_group(rows: list[int], batch: RaggedBatch, dtype: torch.dtype) -> DecodeGroup:
     device = batch.block_tables.device
     lens = torch.tensor([batch.context_lens[row] for row in rows], device=device)[:, None]  # [N, 1]
     places = torch.arange(batch.context_lens[rows[0]], device=device)  # [L]
     positions = torch.minimum(places, lens - 1)  # [N, L] padding repeats the row's last token
     return DecodeGroup(
-        tokens=torch.tensor([first_tokens[row] for row in rows], device=device),
         slots=slots_of(batch.block_tables[rows], positions, batch.block_size).flatten(),
-        mask=(places < lens)[:, None, None],
+        mask=_additive(places < lens, dtype)[:, None, None],
     )
 
 
-def _prefill_row(row: int, first_token: int, batch: RaggedBatch) -> PrefillRow:
+def _prefill_row(row: int, first_token: int, batch: RaggedBatch, dtype: torch.dtype) -> PrefillRow:
     device = batch.block_tables.device
     query_len, context_len = batch.query_lens[row], batch.context_lens[row]
     places = torch.arange(context_len, device=device)[None]  # [1, L]
     # is_causal lets query i see keys 0…i. A chunk with history starts at a later position, so it needs a real mask.
     has_history = query_len < context_len
-    mask = places <= places[0, -query_len:, None] if has_history else None
+    mask = _additive(places <= places[0, -query_len:, None], dtype) if has_history else None
     return PrefillRow(
         tokens=slice(first_token, first_token + query_len),
         slots=slots_of(batch.block_tables[row : row + 1], places, batch.block_size).flatten(),
         mask=mask,
     )
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What to add to the scores: 0 where the mask is True, −inf elsewhere. The fused attention turns a mask of truth
+    values into this one anew, in every layer.
+    """
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
 def slots_of(tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:

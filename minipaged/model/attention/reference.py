@@ -28,7 +28,7 @@ class ReferenceAttention(AttentionBackend):
 
     name = "reference"
 
-    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> RaggedBatch:
+    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> RaggedBatch:
         """Nothing is worth preparing here: the batch says it all."""
         return batch
 

@@ -78,7 +78,7 @@ class TritonAttention(AttentionBackend):
                 shown = words[0] if field == "dtype" else value
                 raise InvalidParameter(field, shown, f"attention_backend='triton' takes {', '.join(words[1:])}")
 
-    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int) -> TritonMetadata:
+    def prepare(self, batch: RaggedBatch, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> TritonMetadata:
         """Say which program will do what."""
         return TritonMetadata(
             batch.block_tables, self._decode.DecodeParts.of(batch), self._prefill.PrefillSpans.of(batch)

@@ -41,7 +41,9 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 4 * 2**-10, torch.bfloat16: 4 *
 def assert_right(scene, attended):
     exact = KVLayer(scene.layer.key.double(), scene.layer.value.double())
     reference = make_backend("reference")
-    expected = reference.forward(scene.query.double(), exact, reference.prepare(scene.batch, *scene.heads))
+    expected = reference.forward(
+        scene.query.double(), exact, reference.prepare(scene.batch, *scene.heads, torch.float64)
+    )
     assert attended.dtype == scene.query.dtype
     assert close(attended.double(), expected, TOLERANCE[attended.dtype])
 
@@ -144,7 +146,7 @@ def test_a_pool_may_have_more_elements_than_an_int32_can_count():
         backend.write(layer, small.layer.key[block], small.layer.value[block], slots)
         assert torch.equal(layer.key[place].isnan(), small.layer.key[block].isnan())
     batch = dataclasses.replace(small.batch, block_tables=far)
-    assert_right(small, backend.forward(small.query, layer, backend.prepare(batch, *small.heads)))
+    assert_right(small, backend.forward(small.query, layer, backend.prepare(batch, *small.heads, torch.float16)))
 
 
 @given(

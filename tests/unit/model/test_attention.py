@@ -39,9 +39,12 @@ class Scene:
             works.append(SequenceWork(0, (0,) * fed, before, table, table_version=0))
         self.batch = RaggedBatch.build(works, block_size, "cpu")
 
+    def prepared(self, backend):
+        return backend.prepare(self.batch, *self.heads, self.query.dtype)
+
     def run(self, name):
         backend = make_backend(name)
-        return backend.forward(self.query, self.layer, backend.prepare(self.batch, *self.heads))
+        return backend.forward(self.query, self.layer, self.prepared(backend))
 
     def plain(self):
         """softmax(q · k / sqrt(D)) · v on contiguous keys and values, one query and one head at a time."""
@@ -144,9 +147,7 @@ def test_one_gather_backend_serves_steps_of_growing_and_shrinking_size():
     backend = make_backend("gather")
     for rows in ([(1, 3)], [(9, 30), (1, 50), (1, 49)], [(1, 1), (1, 2)]):
         scene = Scene(rows, 4)
-        assert close(
-            backend.forward(scene.query, scene.layer, backend.prepare(scene.batch, *scene.heads)), scene.plain()
-        )
+        assert close(backend.forward(scene.query, scene.layer, scene.prepared(backend)), scene.plain())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

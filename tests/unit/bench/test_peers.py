@@ -57,6 +57,7 @@ def python_with_vllm(tmp_path, monkeypatch):
     def make(too_few_tokens: int = 0) -> str:
         (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("TOO_FEW", str(too_few_tokens)))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(vllm_peer, "REST", 0.0)  # this one rests at once
         return sys.executable
 
     return make
@@ -150,6 +151,16 @@ def test_a_vllm_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path
     os.close(write)
     assert select.select([read], [], [], 10)[0] and os.read(read, 1) == b""  # its last writer is gone
     os.close(read)
+
+
+def test_a_vllm_that_has_loaded_or_run_is_left_alone_until_it_rests(python_with_vllm, monkeypatch):
+    python, pauses = python_with_vllm(), []
+    monkeypatch.setattr(vllm_peer, "REST", 7.0)
+    monkeypatch.setattr(vllm_peer.time, "sleep", pauses.append)
+    with vllm_peer.vllm_peer(python, "model", torch.float32, "eager", 192) as vllm:
+        assert pauses == [7.0]
+        vllm.run([{"prompt_token_ids": [1], "max_tokens": 2}])
+        assert pauses == [7.0, 7.0]
 
 
 def test_a_python_without_vllm_is_quoted(options, capsys):

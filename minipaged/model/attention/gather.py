@@ -99,10 +99,10 @@ class GatherAttention(AttentionBackend):
         """One token a row, the rows of one group after another's: `[sum of N, H, D]` to `[sum of N, H, D]`."""
         # The G query heads of a KV head see the same keys, so they may stand as G queries of one head: each key is then
         # read once, not G times.
-        queries = query.unflatten(1, (pools[0].shape[1], -1)).split([len(group.mask) for group in groups])
+        queries = query.unflatten(1, (pools[0].shape[1], -1)).split([group.mask.shape[0] for group in groups])
         attended = []
         for q, group in zip(queries, groups, strict=True):  # q [N, K, G, D]
-            key, value = self._gather(pools, group.slots, len(q))  # [N, K, L, D] each
+            key, value = self._gather(pools, group.slots, q.shape[0])  # [N, K, L, D] each
             attended.append(F.scaled_dot_product_attention(q, key, value, attn_mask=group.mask))
         return torch.cat(attended).flatten(1, 2)
 
@@ -117,8 +117,8 @@ class GatherAttention(AttentionBackend):
 
     def _gather(self, pools: Pools, slots: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
         """The keys and values at `slots` `[N * L]` as two `[N, K, L, D]`, valid until the next call."""
-        num_slots = len(slots)
-        if len(self._buffers[0]) < num_slots:
+        num_slots = slots.shape[0]
+        if self._buffers[0].shape[0] < num_slots:
             self._buffers = tuple(pool.new_empty(num_slots, *pool.shape[1:]) for pool in pools)
         gathered = []
         for pool, buffer in zip(pools, self._buffers, strict=True):

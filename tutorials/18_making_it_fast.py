@@ -134,8 +134,8 @@ def backend(name):
 
 
 # %% [markdown]
-# Beside `gather` run two others: `reference`, the paper's equation from tutorial 04, and a function
-# named `attend_tiles`.
+# Beside `gather` run two others: `reference`, the paper's equation from tutorial 04, and
+# `attend_tiles`, the heart of the backend named `compiled`, here as it is before anything compiles it.
 
 # %%
 ways = {

@@ -45,11 +45,14 @@ MEASUREMENTS = {
 
 OPTIONS = {
     "--model": {"help": "directory, hub id or GGUF file (default: SmolLM2-135M-Instruct)"},
-    "--dtype": {"default": "auto", "help": "(default: the checkpoint's own)"},
+    "--dtype": {"default": "auto", "help": "(default: the checkpoint's own; attention: float32)"},
     "--max-model-len": {"type": int, "default": 2048, "help": "(default: 2048)"},
     "--requests": {"type": positive, "default": 64, "help": "how many (default: 64)"},
-    "--repeats": {"type": positive, "default": 3, "help": "how often (default: 3)"},
-    "--workload": {"metavar": "FILE", "help": "requests as JSON, instead of random ones"},
+    "--repeats": {"type": positive, "default": 3, "help": "how often each is measured (default: 3)"},
+    "--workload": {
+        "metavar": "FILE",
+        "help": "requests as JSON, instead of random ones (single: the first one's prompt)",
+    },
     "--modes": {
         "nargs": "+",
         "choices": MODES,
@@ -62,7 +65,7 @@ OPTIONS = {
         "help": "measure by turns with ours transformers (hf), or vLLM, under the Python of an environment that has it",
     },
     "--swap-space": {"type": float, "default": 1.0, "help": "GiB of host memory (default: 1)"},
-    "--tensor-parallel-size": {"type": int, "help": "how many ranks (default: 1; ranks: 3)"},
+    "--tensor-parallel-size": {"type": int, "help": "how many ranks (default: 1; of `ranks`: 3)"},
     "--trace": {
         "metavar": "FILE",
         "type": output_path,
@@ -88,7 +91,9 @@ READS = {  # what each measurement has use for; --json all of them
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one measurement; returns the exit status."""
-    args = make_parser().parse_args(arguments)
+    args, unread = make_parser().parse_known_args(arguments)
+    if unread:
+        args.parser.error(f"{args.measurement} has no use for {' '.join(unread)}")
     path = getattr(args, "trace", None)
     trace = [Trace(f"bench {args.measurement}")] if path else []
     try:
@@ -101,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     for report in reports:
         report.print()
     if args.json:
-        write_json(reports, args.json)
+        write_json(reports, args.json, sys.argv[1:] if arguments is None else arguments)
     if trace:
         trace[0].save(path)
     return 0
@@ -115,6 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     measurements = parser.add_subparsers(dest="measurement", required=True, metavar="NAME")
     for name, reads in READS.items():
         own = measurements.add_parser(name)
+        own.set_defaults(parser=own)  # it explains its own options better than the parser of all
         for option in f"{reads} --json".split():
             own.add_argument(option, **OPTIONS[option])
     return parser

@@ -48,7 +48,7 @@ class Contestants:
         """Seconds `[scene][repeat]` of each contestant, after a short warm-up."""
         seconds = {name: [[] for _ in scenes] for name in self.runs}
         for run in self.runs.values():
-            run([{**request, "max_tokens": 2} for request in scenes[0][:4]])
+            run([{**request, "max_tokens": min(2, request["max_tokens"])} for request in scenes[0][:4]])
         for repeat in range(repeats):
             for name, run in self.runs.items():
                 with progress_line(f"{name}: run {repeat + 1} of {repeats}"):

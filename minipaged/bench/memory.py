@@ -19,7 +19,7 @@ from minipaged.step import StepPlan, StepResult
 from minipaged.worker.kv_cache import bytes_per_block
 from minipaged.worker.worker import Worker
 
-POOL_TOKENS = 16 * 1024  # eight times the longest request
+POOL_TOKENS = 16 * 1024  # at least; eight times the longest request
 
 
 class Watch:
@@ -44,7 +44,7 @@ def measure(args) -> list[Report]:
     length = worker.max_model_len
     workload = load_workload(args, worker.config.vocab_size)
     per_token = bytes_per_block(worker.config, 1, worker.dtype)
-    pool = max(POOL_TOKENS, length)
+    pool = -(-POOL_TOKENS // length) * length  # whole blocks, also of those that are as long as a request may be
     report = Report(f"{len(workload)} requests over {pool:,} slots of KV ({pool * per_token / 2**20:,.0f} MiB)")
     for name, block_size in (("paged", 16), ("in one piece", length)):
         watch = _run(workload, worker.config, length, block_size, pool // block_size)

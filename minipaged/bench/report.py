@@ -35,8 +35,8 @@ class Report:
         Console(width=140).print(table, highlight=False)
 
 
-def write_json(reports: list[Report], path: str) -> None:
-    """The numbers, with the machine and the versions that they belong to."""
+def write_json(reports: list[Report], path: str, arguments: list[str]) -> None:
+    """The numbers, with the arguments, the machine and the versions that they belong to."""
     machine = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -46,7 +46,7 @@ def write_json(reports: list[Report], path: str) -> None:
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers")},
     }
-    found = {"machine": machine, "reports": [asdict(report) for report in reports]}
+    found = {"arguments": arguments, "machine": machine, "reports": [asdict(report) for report in reports]}
     Path(path).write_text(json.dumps(found, indent=2) + "\n")
 
 

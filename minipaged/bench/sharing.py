@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from minipaged.bench.report import Report
+from minipaged.bench.workload import plain_tokens
 from minipaged.engine.llm import LLM
 from minipaged.sampling_params import SamplingParams
 from minipaged.show import each
@@ -39,7 +40,7 @@ def measure(args, on_step: OnStep | None = None) -> list[Report]:
         enable_prefix_caching=True,
         on_step=on_step,
     )
-    tokens = range(1000, llm.llm_engine.worker.config.vocab_size)
+    tokens = plain_tokens(llm.llm_engine.worker.config.vocab_size)
     parallel = _parallel_sampling(llm, rng.choices(tokens, k=150))
     prefix = rng.choices(tokens, k=512)
     prompts = [{"prompt_token_ids": prefix + rng.choices(tokens, k=16)} for _ in range(32)]

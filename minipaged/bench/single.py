@@ -52,5 +52,7 @@ def serve_alone(found: Contestants, request: dict | None, repeats: int) -> Repor
             weights_GB_per_s=gbytes * decoded,
             of_that_roof=f"{gbytes * decoded / memory:.0%}",
         )
+    report.notes.append(f"first token: of the {num_prompt}. tokens per s: of the {NUM_OUTPUT} out, with their prefill")
+    report.notes.append("weights GB per s: of the decode alone, each token reads all of them")
     report.notes.append(f"roofs: {compute:,.0f} GFLOP/s in a product of two 2048 × 2048, {memory:.1f} GB/s read")
     return report

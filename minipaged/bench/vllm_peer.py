@@ -48,10 +48,10 @@ def vllm_peer(python: str, model: str | Path, dtype: torch.dtype, mode: str, max
         finally:
             with suppress(OSError):  # it may be gone already
                 process.stdin.close()  # the end of its stdin is the end of its work
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
+            with suppress(ProcessLookupError):  # nobody is left
+                os.killpg(process.pid, signal.SIGKILL)  # it, or the processes that it has started and left behind
 
 
 class VLLMPeer:
@@ -81,7 +81,11 @@ class VLLMPeer:
             self._stderr.seek(0)
             last_words = self._stderr.read()[-LAST_WORDS:]
             raise InvalidParameter("peer", self.python, f"vLLM ended there:\n{last_words}")
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            allowed = f"the Python of an environment with vLLM, and nothing else on its stdout. This one said {line!r}"
+            raise InvalidParameter("peer", self.python, allowed) from error
 
 
 def _start(python: str, options: dict, stderr: TextIO) -> subprocess.Popen:

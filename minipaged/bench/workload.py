@@ -26,12 +26,21 @@ def read_workload(path: str) -> Workload:
     """
     try:
         requests = json.loads(Path(path).read_text())["requests"]
-        found = [{key: request[key] for key in ("prompt_token_ids", "max_tokens")} for request in requests]
+        found = [
+            {"prompt_token_ids": list(request["prompt_token_ids"]), "max_tokens": _count(request["max_tokens"])}
+            for request in requests
+        ]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InvalidParameter("workload", path, f"{SHAPE} ({type(error).__name__}: {error})") from error
     if not found:
         raise InvalidParameter("workload", path, f"{SHAPE}, at least one")
     return found
+
+
+def _count(number: object) -> int:
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"max_tokens is {number!r}")
+    return number
 
 
 def make_workload(count: int, vocab_size: int) -> Workload:

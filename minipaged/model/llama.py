@@ -122,7 +122,6 @@ class LlamaModel(nn.Module):
     ) -> None:
         super().__init__()
         self.backend = backend
-        self.dtype = dtype
         self.num_heads = split_heads(config.num_heads, ranks).size
         self.num_kv_heads = split_heads(config.num_kv_heads, ranks).size
         self.inv_freq = compute_inv_freq(config.rope, config.head_dim).to(device)  # [D/2]
@@ -133,9 +132,9 @@ class LlamaModel(nn.Module):
         self.run_layer = LlamaDecoderLayer.__call__  # model/compile.py puts a compiled one here
 
     def forward(self, batch: RaggedBatch, kv: list[KVLayer]) -> torch.Tensor:
-        metadata = self.backend.prepare(batch, self.num_heads, self.num_kv_heads, self.dtype)
-        cos, sin = compute_cos_sin(batch.positions, self.inv_freq, self.dtype)  # [T, 1, D] each
         hidden = self.embed_tokens(batch.token_ids)  # [T, E]
+        metadata = self.backend.prepare(batch, self.num_heads, self.num_kv_heads, hidden.dtype)
+        cos, sin = compute_cos_sin(batch.positions, self.inv_freq, hidden.dtype)  # [T, 1, D] each
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             hidden = self.run_layer(layer, hidden, cos, sin, layer_kv, batch.slots, metadata)
         return self.norm(hidden)

@@ -25,7 +25,7 @@ from minipaged.errors import UnsupportedModel
 
 def compute_inv_freq(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """The angle by which each plane turns from one position to the next, float32 `[D/2]` on the CPU."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     inv_freq = 1.0 / rope.theta**exponents
     if rope.kind == "default":
         return inv_freq

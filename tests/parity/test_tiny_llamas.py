@@ -51,6 +51,13 @@ def test_every_shape_at_every_block_size_in_every_chunking(shape, block_size):
         assert largest_error(ours, map(tiny.logits, PROMPTS)) < 1e-9
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_may_be_cast_after_it_was_made(backend):
+    tiny = tiny_llama("gqa")
+    ours = run_in_chunks(tiny.model(backend, torch.float32).double(), PROMPTS, block_size=5, chunk=7)
+    assert largest_error(ours, map(tiny.logits, PROMPTS)) < 1e-4  # its weights were rounded before
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_unpatched_transformers_is_near_too(shape):
     tiny = tiny_llama(shape)

@@ -19,11 +19,11 @@ A tile is no block: places are found through the block table, so the same graph 
 rows and tokens are only lengths of the graph's inputs (marked unbacked: also 0 and 1 are nothing special), so one graph
 serves every batch.
 
-One layer, 64 decodes with 212 tokens of context each on average and 700 at most, 9 heads over 3 KV heads of 64, on two
+One layer, 64 decodes with 203 tokens of context each on average (`bench attention`), on two
 cores with AVX-512, `gather` → here: 2.6 → 1.4 ms in float32, 2.0 → 1.5 ms in bfloat16.
 
-Letters: T tokens, N decode rows, B bags (N * H), P tiles, S places of a tile, W tiles of the longest bag, H heads,
-K KV heads, D head_dim.
+Letters: T tokens, N decode rows, B bags (N * H), P tiles, E tiles if there were one head, S places of a tile, W tiles
+of the longest bag, H heads, K KV heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from minipaged.model.kv_layer import KVLayer
 # Indices come from block tables, not from users: testing each of them again inside the loops would double the time.
 COMPILE_OPTIONS = {"assert_indirect_indexing": False}
 
+NEEDED = "what enforce_eager=False runs on, needs a C++ compiler, such as g++"
 MAX_GRAPHS = 256  # torch's bound for one function in a process; left to itself it stops at 8
 
-TILE = 32  # fewer places: more tiles to reduce over; more: more padding in each bag's last tile
+TILE = 32  # only speed depends on it. Fewer: more tiles to reduce over; more: more padding in each bag's last tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Tiles:
         tables = batch.block_tables[decodes or [0]]  # [N, …]
         context = torch.tensor([batch.context_lens[row] for row in decodes] or [1], device=device)  # [N]
 
-        # What all heads of a row share is worked out once: E tiles, as if there were one head.
+        # What all heads of a row share is worked out once, for E tiles.
         num_tiles = -(-context // TILE)  # [N]
         row, number, first_of_row = _side_by_side(num_tiles)  # [E], [E], [N]
         begin = number * TILE  # [E] in the row's context
@@ -124,7 +125,7 @@ class CompiledAttention(AttentionBackend):
         try:
             get_cpp_compiler()
         except (InvalidCxxCompiler, OSError) as error:  # the latter: CXX names no program
-            raise InvalidParameter("attention_backend", self.name, "needs a C++ compiler, such as g++") from error
+            raise InvalidParameter("attention_backend", self.name, NEEDED) from error
         # One graph for each dtype and number of heads, whichever model has them: many models, many graphs.
         self._attend = torch.compile(
             attend, dynamic=False, fullgraph=True, recompile_limit=MAX_GRAPHS, options=COMPILE_OPTIONS

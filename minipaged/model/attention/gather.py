@@ -28,7 +28,8 @@ from minipaged.model.attention.backend import AttentionBackend
 from minipaged.model.batch import RaggedBatch
 from minipaged.model.kv_layer import KVLayer
 
-# A group of several rows may gather this many slots: they should still be in the CPU's cache when they are read.
+# A group of several rows may gather this many slots: they should still be in the CPU's cache when they are read. Only
+# speed depends on it.
 MAX_GROUP_SLOTS = 2048
 
 Pools = tuple[torch.Tensor, torch.Tensor]  # one layer's keys and values by slots, [num_slots, K, D] each
@@ -119,7 +120,8 @@ class GatherAttention(AttentionBackend):
         """The keys and values at `slots` `[N * L]` as two `[N, K, L, D]`, valid until the next call."""
         num_slots = slots.shape[0]
         if self._buffers[0].shape[0] < num_slots:
-            self._buffers = tuple(pool.new_empty(num_slots, *pool.shape[1:]) for pool in pools)
+            room = 1 << (num_slots - 1).bit_length()  # a context grows by a slot a step; the buffers do not
+            self._buffers = tuple(pool.new_empty(room, *pool.shape[1:]) for pool in pools)
         gathered = []
         for pool, buffer in zip(pools, self._buffers, strict=True):
             found = torch.index_select(pool, 0, slots, out=buffer[:num_slots])  # [N * L, K, D]

@@ -38,7 +38,7 @@ class PrefillRows:
                 spans.append((first_token, query_len, context_len))
                 places = torch.arange(context_len, device=device)[None]
                 slots.append(slots_of(batch.block_tables[row : row + 1], places, batch.block_size)[0])
-        return cls(torch.tensor(spans, dtype=torch.int64).reshape(-1, 3), torch.cat(slots))
+        return cls(torch.tensor(spans, dtype=torch.int64, device="cpu").reshape(-1, 3), torch.cat(slots))
 
 
 # Not `torch.library.custom_op`, which takes 17 µs more of each call, and so of each layer.

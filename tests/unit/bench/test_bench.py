@@ -33,7 +33,15 @@ def test_a_measurement_leaves_a_trace_if_it_is_asked_for_one(tmp_path, monkeypat
 def test_a_measurement_refuses_the_options_that_it_has_no_use_for(arguments, capsys):
     with pytest.raises(SystemExit):
         bench.main(arguments.split())
-    assert f"unrecognized arguments: {arguments.split(maxsplit=1)[1]}" in capsys.readouterr().err
+    name, options = arguments.split(maxsplit=1)
+    message = capsys.readouterr().err
+    assert f"{name} has no use for {options}" in message
+    assert f"usage: python -m minipaged.bench {name}" in message
+
+
+def test_a_trace_is_of_one_engine(capsys):
+    assert bench.main(["throughput", "--model", "/no/such", "--trace", "out.html"]) == 2
+    assert "trace = 'out.html': it shows one engine: choose one of --modes" in capsys.readouterr().err
 
 
 def test_every_measurement_says_what_it_reads():

@@ -28,6 +28,8 @@ class SamplingParams:
         self.max_tokens = max_tokens
 class LLM:
     def __init__(self, model, dtype, enforce_eager, max_model_len, **options):
+        with open(os.environ.get("MODES_LOG", os.devnull), "a") as log:
+            print(enforce_eager, file=log)
         print("loading", model)
         self.runs = 0
         assert dtype in ("float32", "bfloat16") and max_model_len == 192
@@ -136,13 +138,15 @@ def test_two_environments_with_the_same_vllm_have_a_row_each(options, python_wit
     assert [row["who"] for row in report["rows"]] == ["minipaged, eager", name, f"{tmp_path / 'python'}: {name}"]
 
 
-def test_a_vllm_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path, python_with_vllm, monkeypatch):
-    """It has a process of its own, as vLLM has, which keeps a pipe open as long as it lives."""
+@pytest.mark.parametrize("waits", [True, False], ids=["with-it", "without-it"])
+def test_what_vllm_has_started_ends(waits, tmp_path, python_with_vllm, monkeypatch):
+    """Here a process of its own, which keeps a pipe open as long as it lives. This vLLM waits for it, or does not."""
     python = python_with_vllm()
     read, write = os.pipe()
     sleep = f"[sys.executable, '-c', 'import time; time.sleep(60)'], pass_fds=[{write}]"
     with (tmp_path / "vllm.py").open("a") as fake:
-        fake.write(f"import atexit, subprocess\natexit.register(lambda: subprocess.run({sleep}))\n")
+        start = "run" if waits else "Popen"
+        fake.write(f"import atexit, subprocess\natexit.register(lambda: subprocess.{start}({sleep}))\n")
     monkeypatch.setattr(vllm_peer, "PATIENCE", 1)
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: start(*args, **more, pass_fds=[write]))
@@ -154,13 +158,39 @@ def test_a_vllm_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path
 
 
 def test_a_vllm_that_has_loaded_or_run_is_left_alone_until_it_rests(python_with_vllm, monkeypatch):
-    python, pauses = python_with_vllm(), []
-    monkeypatch.setattr(vllm_peer, "REST", 7.0)
-    monkeypatch.setattr(vllm_peer.time, "sleep", pauses.append)
+    python, happened = python_with_vllm(), []
+    answer = vllm_peer.VLLMPeer._answer
+    monkeypatch.setattr(vllm_peer, "REST", 700.0)
+    monkeypatch.setattr(vllm_peer.time, "sleep", happened.append)
+    monkeypatch.setattr(vllm_peer.VLLMPeer, "_answer", lambda self: happened.append("answer") or answer(self))
     with vllm_peer.vllm_peer(python, "model", torch.float32, "eager", 192) as vllm:
-        assert pauses == [7.0]
-        vllm.run([{"prompt_token_ids": [1], "max_tokens": 2}])
-        assert pauses == [7.0, 7.0]
+        seconds = vllm.run([{"prompt_token_ids": [1], "max_tokens": 2}])
+        assert happened == ["answer", 700.0] * 2
+    assert seconds < 700  # its own, without the rest
+
+
+def test_vllm_is_told_the_mode_that_its_row_names(python_with_vllm, monkeypatch, tmp_path):
+    python = python_with_vllm()
+    monkeypatch.setenv("MODES_LOG", str(tmp_path / "modes"))
+    for mode in ("eager", "compiled"):
+        with vllm_peer.vllm_peer(python, "model", torch.float32, mode, 192):
+            pass
+    assert (tmp_path / "modes").read_text().split() == ["True", "False"]
+
+
+def test_a_python_that_says_something_of_its_own_is_quoted(options, python_with_vllm, tmp_path, capsys):
+    script = tmp_path / "python.sh"
+    script.write_text(f'#!/bin/sh\necho Welcome to conda\nexec {python_with_vllm()} "$@"\n')
+    script.chmod(0o755)
+    assert bench.main(["throughput", *options, "--peer", str(script)]) == 2
+    assert "This one said 'Welcome to conda" in capsys.readouterr().err
+
+
+def test_a_request_of_one_token_is_warmed_up_with_one(options, tmp_path):
+    requests = [{"prompt_token_ids": list(random_prompt(191, 1)), "max_tokens": 1}]
+    (tmp_path / "one.json").write_text(json.dumps({"requests": requests}))
+    (report,) = found(tmp_path, "throughput", *options, "--workload", str(tmp_path / "one.json"))
+    assert report["rows"][0]["tokens_per_s"] > 0
 
 
 def test_a_python_without_vllm_is_quoted(options, capsys):
@@ -186,7 +216,19 @@ def test_a_peer_that_dies_between_two_runs_leaves_its_last_words(options, python
     assert "out of luck" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"requests": [{"prompt_token_ids": [1]}]}', '{"requests": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"requests": []}',
+        '{"requests": [{"prompt_token_ids": [1]}]}',
+        '{"requests": [{"prompt_token_ids": [1], "max_tokens": "x"}]}',
+        '{"requests": [{"prompt_token_ids": [1], "max_tokens": 0}]}',
+        '{"requests": [{"prompt_token_ids": 1, "max_tokens": 1}]}',
+    ],
+)
 def test_a_workload_that_is_none_is_refused_before_anything_is_loaded(tmp_path, text, capsys):
     (tmp_path / "workload.json").write_text(text)
     assert bench.main(["throughput", "--model", "/no/such", "--workload", str(tmp_path / "workload.json")]) == 2

@@ -150,6 +150,22 @@ def test_one_gather_backend_serves_steps_of_growing_and_shrinking_size():
         assert close(backend.forward(scene.query, scene.layer, scene.prepared(backend)), scene.plain())
 
 
+def test_padding_has_no_weight_even_where_its_score_is_the_largest_by_far():
+    scene = Scene([(1, 30), (1, 3), (5, 9)], 4)
+    scene.query *= 200
+    scene.layer.key.mul_(200)
+    assert close(scene.run("gather"), scene.run("reference"), 1e-9)
+
+
+def test_the_buffers_of_gather_outlast_many_steps_of_a_growing_context():
+    backend, buffers = make_backend("gather"), set()
+    for before in range(64, 128):
+        scene = Scene([(1, before)], 4)
+        backend.forward(scene.query, scene.layer, scene.prepared(backend))
+        buffers.add(backend._buffers[0].data_ptr())
+    assert len(buffers) <= 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_gather_equals_reference_to_the_precision_of_the_dtype(dtype):
     scene = Scene([(1, 30), (5, 9), (1, 3), (4, 0)], 4, dtype=dtype)

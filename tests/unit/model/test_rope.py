@@ -53,3 +53,8 @@ def test_half_types_are_turned_by_float32_angles():
     turned = rotate(x, cos, sin)
     assert turned.dtype == torch.bfloat16
     assert (turned.double() - rotate(x.double(), exact_cos, exact_sin)).abs().max() < 2**-8
+
+
+def test_the_angles_are_computed_on_the_cpu_whatever_the_default_device_is():
+    with torch.device("meta"):
+        assert compute_inv_freq(RopeConfig("default", 10000.0), 8).device.type == "cpu"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -75,7 +76,7 @@ class VLLMPeer:
         return answer["seconds"]
 
     def _answer(self) -> dict:
-        line = self._process.stdout.readline()
+        line = self._process.stdout.readline() if self._speaks() else ""
         if not line:
             self._process.wait()
             self._stderr.seek(0)
@@ -86,6 +87,15 @@ class VLLMPeer:
         except ValueError as error:
             allowed = f"the Python of an environment with vLLM, and nothing else on its stdout. This one said {line!r}"
             raise InvalidParameter("peer", self.python, allowed) from error
+
+    def _speaks(self) -> bool:
+        """Wait until it does; False: it is gone. (A process that it has left behind may hold the pipe open.)"""
+        while True:
+            is_gone = self._process.poll() is not None
+            if select.select([self._process.stdout], [], [], 0.0 if is_gone else 1.0)[0]:
+                return True
+            if is_gone:
+                return False
 
 
 def _start(python: str, options: dict, stderr: TextIO) -> subprocess.Popen:

@@ -9,7 +9,7 @@ step of the default model, one core with AVX-512, as they lie → packed, in ms:
     bfloat16    47 →  30   53 →  43   95 →  60  225 → 184   848 →  804
 
 Alone in float32 one row loses. So there the weights are also kept as they lie, while memory is no question
-(`pack_weights`), for batches of one: on two cores a token takes 43 ms and not 54. In bfloat16 that gains nothing.
+(`pack_weights`), for batches of one: on two cores 26 → 19 ms. In bfloat16 that gains nothing.
 
 Layers that read the same input are packed into one weight (`MergedLinear`), for each product costs something by itself.
 On two cores, seven products a layer → four, in ms: float32 one row 31 → 28, 64 rows 93 → 90; bfloat16 18 → 14, 24 → 20.

@@ -19,8 +19,8 @@ A tile is no block: places are found through the block table, so the same graph 
 rows and tokens are only lengths of the graph's inputs (marked unbacked: also 0 and 1 are nothing special), so one graph
 serves every batch.
 
-One layer, 64 decodes with 203 tokens of context each on average (`bench attention`), on two
-cores with AVX-512, `gather` → here: 2.6 → 1.4 ms in float32, 2.0 → 1.5 ms in bfloat16.
+One layer of the default model, 64 decodes with 203 tokens of context each on average, on two cores with AVX-512,
+`gather` → here: 2.4 → 1.5 ms in float32, 1.8 → 1.4 ms in bfloat16 (`python -m minipaged.bench attention`).
 
 Letters: T tokens, N decode rows, B bags (N * H), P tiles, E tiles if there were one head, S places of a tile, W tiles
 of the longest bag, H heads, K KV heads, D head_dim.

@@ -12,6 +12,7 @@ import torch
 from minipaged.bench import __main__ as bench
 from minipaged.bench import vllm_peer
 from minipaged.bench.compare import pairs, summary
+from minipaged.errors import InvalidParameter
 from tests.tiny_engine import tiny_tokenizer
 from tests.tiny_llama import random_prompt, tiny_llama
 
@@ -167,6 +168,17 @@ def test_a_vllm_that_has_loaded_or_run_is_left_alone_until_it_rests(python_with_
         seconds = vllm.run([{"prompt_token_ids": [1], "max_tokens": 2}])
         assert happened == ["answer", 700.0] * 2
     assert seconds < 700  # its own, without the rest
+
+
+def test_a_vllm_that_dies_and_leaves_a_process_behind_is_not_waited_for(python_with_vllm, tmp_path):
+    python = python_with_vllm()
+    with (tmp_path / "vllm.py").open("a") as fake:
+        fake.write("import time\nLLM.generate = lambda *_, **__: os._exit(9) if os.fork() else time.sleep(600)\n")
+    with (
+        vllm_peer.vllm_peer(python, "model", torch.float32, "eager", 192) as vllm,
+        pytest.raises(InvalidParameter, match="vLLM ended there"),
+    ):
+        vllm.run([{"prompt_token_ids": [1], "max_tokens": 2}])
 
 
 def test_vllm_is_told_the_mode_that_its_row_names(python_with_vllm, monkeypatch, tmp_path):

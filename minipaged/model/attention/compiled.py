@@ -47,7 +47,6 @@ from minipaged.model.kv_layer import KVLayer
 # Indices come from block tables, not from users: testing each of them again inside the loops would double the time.
 COMPILE_OPTIONS = {"assert_indirect_indexing": False}
 
-NEEDED = "what enforce_eager=False runs on, needs a C++ compiler, such as g++"
 MAX_GRAPHS = 256  # torch's bound for one function in a process; left to itself it stops at 8
 
 TILE = 32  # only speed depends on it. Fewer: more tiles to reduce over; more: more padding in each bag's last tile
@@ -125,7 +124,8 @@ class CompiledAttention(AttentionBackend):
         try:
             get_cpp_compiler()
         except (InvalidCxxCompiler, OSError) as error:  # the latter: CXX names no program
-            raise InvalidParameter("attention_backend", self.name, NEEDED) from error
+            allowed = "needs a C++ compiler, such as g++ (and so does enforce_eager=False, which runs on it)"
+            raise InvalidParameter("attention_backend", self.name, allowed) from error
         # One graph for each dtype and number of heads, whichever model has them: many models, many graphs.
         self._attend = torch.compile(
             attend, dynamic=False, fullgraph=True, recompile_limit=MAX_GRAPHS, options=COMPILE_OPTIONS
